@@ -1,0 +1,68 @@
+#include "base/blob.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+
+namespace hybridengine {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& facts) {
+  throw UsageError(what, facts, "Save it again with this version of hybridengine.");
+}
+
+}  // namespace
+
+BlobWriter::BlobWriter(std::string_view magic, uint32_t version) {
+  put_text(magic);
+  put(version);
+}
+
+void BlobWriter::put_text(std::string_view text) {
+  put<uint64_t>(text.size());
+  bytes_.append(text);
+}
+
+Blob BlobWriter::finish() && {
+  put(digest_of(bytes_));
+  return std::move(bytes_);
+}
+
+BlobReader::BlobReader(std::string_view blob, std::string_view magic, uint32_t version)
+    : left_(blob) {
+  if (blob.size() < sizeof(uint64_t)) refuse("saved bytes are truncated", str_cat(blob.size(), " bytes"));
+  uint64_t digest;
+  left_.remove_suffix(sizeof digest);
+  std::memcpy(&digest, blob.data() + left_.size(), sizeof digest);
+  if (digest != digest_of(left_)) refuse("saved bytes are damaged", "their digest does not match");
+  const std::string found = get_text();
+  if (found != magic) refuse("saved bytes hold something else", str_cat("wanted ", magic));
+  const auto found_version = get<uint32_t>();
+  if (found_version != version)
+    refuse("saved bytes have another format",
+           str_cat(magic, " version ", found_version, ", this build reads ", version));
+}
+
+std::string BlobReader::get_text() {
+  const auto count = get<uint64_t>();
+  check_count(count, 1);
+  return std::string(take(count));
+}
+
+void BlobReader::check_count(uint64_t count, size_t bytes_each) const {
+  if (count > left_.size() / bytes_each)
+    refuse("saved bytes are truncated", str_cat(count, " items announced, ", left_.size(), " bytes left"));
+}
+
+void BlobReader::finish() const {
+  if (!left_.empty()) refuse("saved bytes are too long", str_cat(left_.size(), " bytes left over"));
+}
+
+std::string_view BlobReader::take(size_t bytes) {
+  if (bytes > left_.size())
+    refuse("saved bytes are truncated", str_cat(bytes, " bytes wanted, ", left_.size(), " left"));
+  const std::string_view front = left_.substr(0, bytes);
+  left_.remove_prefix(bytes);
+  return front;
+}
+
+}  // namespace hybridengine

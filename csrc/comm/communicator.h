@@ -1,0 +1,113 @@
+// Communicator: this rank among the others. Agreement, waiting with deadlines, and failure.
+//
+// Everything a rank waits for, it waits for here, so deadlines, Ctrl-C, dead peers and failing peers
+// are handled in one place. After any error but UsageError the communicator is dead: every later use
+// throws TransportError with the first reason; make a new one.
+//
+// Vocabulary: a *call* is one collective use (a reshard). Calls are numbered alike on all ranks. The
+// *board* of a rank tells the others, without being asked, that it lives and how far it is.
+//
+// Called by engine/ and bindings. One thread at a time; the watchdog thread writes only the board.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/blob.h"
+#include "transport/transport.h"
+
+namespace hybridengine {
+
+struct CommOptions {
+  std::chrono::milliseconds timeout{300'000};         // no progress anywhere, all ranks entered
+  std::chrono::milliseconds enter_timeout{1'800'000}; // a living rank has not entered the call
+  /// Called every 100 ms or more often while waiting; may throw (Ctrl-C).
+  std::function<void()> between = [] {};
+};
+
+class Communicator {
+ public:
+  Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world, CommOptions options);
+  /// Says goodbye if it can, stops the watchdog. Never throws, never blocks for more than a second.
+  ~Communicator();
+
+  Rank rank() const { return rank_; }
+  int32_t world() const { return world_; }
+  Transport& transport() { return *transport_; }
+  const CommOptions& options() const { return options_; }
+  bool dead() const { return !death_.empty(); }
+  /// Bounds on waiting, from the next wait on.
+  void set_timeout(std::chrono::milliseconds timeout) { options_.timeout = timeout; }
+
+  Blob address() { return transport_->address(); }
+  void connect(std::span<const Blob> addresses);
+
+  /// Enters the next call: shows it on the board. Every rank calls it in the same order.
+  void enter();
+  void leave();
+
+  /// Every rank gives a blob and gets all of them, by rank. Small data: it goes through rank 0.
+  std::vector<Blob> all_gather(const Blob& mine);
+
+  /// Sends within the current call (the call number is filled in).
+  void send(Rank peer, Message message);
+  /// The next messages of the current call; returns with at least one. `peers_owing` are the ranks it
+  /// is waiting for, to name in an error. Throws TransportError (a rank died or failed) or
+  /// TimeoutError, after telling the others.
+  void wait(std::vector<Arrival>& arrivals, std::span<const Rank> peers_owing,
+            const std::string& doing);
+  /// The same without waiting; may return nothing.
+  void drain(std::vector<Arrival>& arrivals);
+  /// Tells the others how far this rank is: once per bucket or so.
+  void made_progress();
+
+  /// Tells all ranks that this one cannot go on and why, and dies. Does not throw.
+  void fail(const std::string& reason) noexcept;
+
+ private:
+  void pump(std::chrono::microseconds timeout);
+  void take(Arrival&& arrival);
+  [[noreturn]] void die_of_peer(Rank culprit, const std::string& reason);
+  [[noreturn]] void die_of_silence(Rank culprit, double silent_s, const std::string& why,
+                                   const std::string& doing);
+  void check_alive() const;
+  void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
+  Blob receive_blob(Rank peer);
+  void send_blob(Rank peer, const Blob& blob);
+  void heartbeat();
+
+  struct Peer {
+    std::deque<Blob> blobs;  // complete ones
+    Blob partial;            // of the one that is arriving
+    bool said_bye = false;
+    std::string lost;        // reason, "" while connected
+  };
+
+  std::unique_ptr<Transport> transport_;
+  Rank rank_;
+  int32_t world_;
+  CommOptions options_;
+  std::string death_;
+  uint64_t call_ = 0;
+  std::vector<Peer> peers_;
+  std::deque<Arrival> inbox_;
+  std::vector<Arrival> fresh_;
+
+  // What check_silence() remembers.
+  std::chrono::steady_clock::time_point waiting_since_, moved_at_;
+  uint64_t moved_sum_ = 0;
+
+  std::mutex watchdog_mutex_;
+  std::condition_variable watchdog_wake_;
+  bool watchdog_stop_ = false;
+  std::thread watchdog_;
+};
+
+}  // namespace hybridengine

@@ -1,0 +1,32 @@
+// Strided copies on the host, with a conversion of element type on the way.
+//
+// The one loop behind pack, unpack, direct placement and local moves: a bucket is just a contiguous
+// tensor. What it is not: asynchronous, or aware of buckets. Called by engine/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "layout/box.h"
+
+namespace hybridengine {
+
+/// One end of a copy: the address of the first element, and strides in elements per dim.
+struct StridedEnd {
+  std::byte* data = nullptr;
+  Dims strides{};
+  Dtype dtype = Dtype::kFloat32;
+};
+
+/// Copies `size` elements from `src` to `dst`, element by element in the logical index space,
+/// rounding to nearest even where the type gets narrower (NaN stays NaN, overflow as torch does it).
+/// The ends must not overlap; addresses may be unaligned. Strides may be 0 or negative on the
+/// source only. Converts between floating types; otherwise the dtypes must be equal: UsageError.
+void copy_strided(const StridedEnd& src, const StridedEnd& dst, int ndim, const Dims& size);
+
+/// Feeds the elements of a strided box to `digest` in row-major order, as their bytes.
+class Digest;
+void digest_strided(const StridedEnd& src, int ndim, const Dims& size, Digest& digest);
+
+}  // namespace hybridengine

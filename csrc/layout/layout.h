@@ -1,0 +1,93 @@
+// Layout: who holds what. For every rank its local tensors, and for every local tensor the pieces
+// of logical tensors in it, each with its exact place.
+//
+// Made by bind() from a rule and a spec, by hand from tensors and pieces, or by load(). It does not
+// know memory addresses. The planner sees only pieces.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/blob.h"
+#include "layout/box.h"
+#include "layout/rule.h"
+#include "layout/spec.h"
+
+namespace hybridengine {
+
+/// What one rank stores under one name: contiguous, row-major, `shape`.
+struct LocalTensor {
+  Rank rank = 0;
+  int32_t name = 0;  // index into Layout::names
+  Dtype dtype = Dtype::kFloat32;
+  Shape shape;
+  bool operator==(const LocalTensor& other) const = default;
+};
+
+/// A box of logical tensor `tensor`, lying in local tensor `local` at `place`.
+struct Piece {
+  int32_t tensor = 0;
+  int32_t local = 0;
+  Rank rank = 0;
+  Box box;
+  Place place;
+  bool operator==(const Piece& other) const = default;
+};
+
+class Layout {
+ public:
+  /// `locals` are sorted by rank here if they are not; `pieces` by (tensor, rank). Empty pieces are
+  /// dropped. Does not check: see check().
+  Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks, std::vector<std::string> names,
+         std::vector<LocalTensor> locals, std::vector<Piece> pieces);
+
+  const std::string& text() const { return text_; }
+  const Spec& spec() const { return *spec_; }
+  const SpecPtr& spec_ptr() const { return spec_; }
+  /// The ranks that take part, ascending. A rank may hold nothing.
+  const std::vector<Rank>& ranks() const { return ranks_; }
+  bool has_rank(Rank rank) const;
+  const std::vector<LocalTensor>& locals() const { return locals_; }
+  const std::string& name_of(const LocalTensor& local) const { return names_[local.name]; }
+  /// Indices [first, second) into locals() of the local tensors of `rank`, in layout order.
+  std::pair<int32_t, int32_t> locals_of(Rank rank) const;
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  /// The pieces of one logical tensor, ascending by rank.
+  std::span<const Piece> pieces_of(int32_t tensor) const;
+
+  /// Proves the layout: every element of every logical tensor is in some piece, every piece lies
+  /// within its local tensor, no local element is claimed twice, dtypes agree in kind. Throws
+  /// UsageError naming tensor, rank and box. `coverage=false` leaves the first proof out (a rank
+  /// may then hold only a part of the model).
+  void check(bool coverage = true) const;
+
+  int64_t num_bytes(Rank rank) const;
+  std::string to_string(Rank rank) const;  // one line per local tensor and piece
+  uint64_t digest() const;
+  Blob save() const;
+  static Layout load(std::string_view blob);
+  bool operator==(const Layout& other) const;
+
+ private:
+  std::string text_;
+  SpecPtr spec_;
+  std::vector<Rank> ranks_;
+  std::vector<std::string> names_;
+  std::vector<LocalTensor> locals_;
+  std::vector<Piece> pieces_;
+  std::vector<int32_t> local_begin_;  // by index into ranks_
+  std::vector<int64_t> piece_begin_;  // by tensor
+};
+
+using LayoutPtr = std::shared_ptr<const Layout>;
+
+/// Runs the rule over the spec. Local tensors come in spec order (of their first slot). Throws
+/// UsageError: a tensor that no rule matches, a size that a cut cannot divide, fused slots whose
+/// other dims differ. The result is checked.
+LayoutPtr bind(const LayoutRule& rule, const SpecPtr& spec);
+
+}  // namespace hybridengine
