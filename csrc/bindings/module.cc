@@ -1,0 +1,5 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The compiled core of hybridengine.";
+}

@@ -1,0 +1,1 @@
+"""Moves exactly the weight bytes that each rank lacks."""
