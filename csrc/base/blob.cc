@@ -48,6 +48,12 @@ std::string BlobReader::get_text() {
   return std::string(take(count));
 }
 
+Dtype BlobReader::get_dtype() {
+  const auto value = get<uint8_t>();
+  if (value >= kNumDtypes) refuse("saved bytes hold an unknown element type", str_cat(int{value}));
+  return static_cast<Dtype>(value);
+}
+
 void BlobReader::check_count(uint64_t count, size_t bytes_each) const {
   if (count > left_.size() / bytes_each)
     refuse("saved bytes are truncated", str_cat(count, " items announced, ", left_.size(), " bytes left"));

@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace hybridengine {
 
 using Blob = std::string;  // a Python bytes on the other side
@@ -60,6 +62,7 @@ class BlobReader {
     return value;
   }
   std::string get_text();
+  Dtype get_dtype();  // throws on a value that is no Dtype
   template <class Number>
   std::vector<Number> get_all() {
     const auto count = get<uint64_t>();

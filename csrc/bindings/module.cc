@@ -2,4 +2,5 @@
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of hybridengine.";
+  hybridengine::bind_layout(module);
 }

@@ -40,8 +40,9 @@ struct Piece {
 
 class Layout {
  public:
-  /// `locals` are sorted by rank here if they are not; `pieces` by (tensor, rank). Empty pieces are
-  /// dropped. Does not check: see check().
+  /// `locals` must be ordered by rank; `pieces` are brought into the order (tensor, rank, local)
+  /// here and empty ones dropped. Throws UsageError on an index or rank that does not exist; the
+  /// rest is for check().
   Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks, std::vector<std::string> names,
          std::vector<LocalTensor> locals, std::vector<Piece> pieces);
 
@@ -61,9 +62,8 @@ class Layout {
 
   /// Proves the layout: every element of every logical tensor is in some piece, every piece lies
   /// within its local tensor, no local element is claimed twice, dtypes agree in kind. Throws
-  /// UsageError naming tensor, rank and box. `coverage=false` leaves the first proof out (a rank
-  /// may then hold only a part of the model).
-  void check(bool coverage = true) const;
+  /// UsageError naming tensor, rank and box.
+  void check() const;
 
   int64_t num_bytes(Rank rank) const;
   std::string to_string(Rank rank) const;  // one line per local tensor and piece

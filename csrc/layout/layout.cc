@@ -1,0 +1,107 @@
+#include "layout/layout.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/hash.h"
+
+namespace hybridengine {
+namespace {
+
+void check_indices(const Spec& spec, const std::vector<Rank>& ranks, size_t num_names,
+                   const std::vector<LocalTensor>& locals, const std::vector<Piece>& pieces) {
+  const auto fits = [](int64_t index, size_t count) {
+    return index >= 0 && index < static_cast<int64_t>(count);
+  };
+  if (!std::is_sorted(ranks.begin(), ranks.end()) || (!ranks.empty() && ranks.front() < 0) ||
+      std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
+    throw UsageError("the ranks of a layout must be different and not negative", "", "");
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (!std::binary_search(ranks.begin(), ranks.end(), locals[i].rank) ||
+        !fits(locals[i].name, num_names) || (i > 0 && locals[i].rank < locals[i - 1].rank))
+      throw UsageError("a local tensor has a rank or name that its layout lacks",
+                       str_cat("rank ", locals[i].rank), "");
+  }
+  for (const Piece& piece : pieces) {
+    if (!fits(piece.tensor, spec.tensors().size()) || !fits(piece.local, locals.size()) ||
+        locals[piece.local].rank != piece.rank)
+      throw UsageError("a piece has a tensor, local tensor or rank that its layout lacks",
+                       str_cat("tensor ", piece.tensor, ", local ", piece.local), "");
+  }
+}
+
+}  // namespace
+
+Layout::Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks,
+               std::vector<std::string> names, std::vector<LocalTensor> locals,
+               std::vector<Piece> pieces)
+    : text_(std::move(text)),
+      spec_(std::move(spec)),
+      ranks_(std::move(ranks)),
+      names_(std::move(names)),
+      locals_(std::move(locals)),
+      pieces_(std::move(pieces)) {
+  check_indices(*spec_, ranks_, names_.size(), locals_, pieces_);
+  std::erase_if(pieces_, [](const Piece& piece) { return piece.box.empty(); });
+  const auto order = [](const Piece& a, const Piece& b) {
+    return std::tie(a.tensor, a.rank, a.local) < std::tie(b.tensor, b.rank, b.local);
+  };
+  if (!std::is_sorted(pieces_.begin(), pieces_.end(), order))
+    std::stable_sort(pieces_.begin(), pieces_.end(), order);
+  piece_begin_.assign(spec_->tensors().size() + 1, 0);
+  for (const Piece& piece : pieces_) ++piece_begin_[piece.tensor + 1];
+  for (size_t i = 1; i < piece_begin_.size(); ++i) piece_begin_[i] += piece_begin_[i - 1];
+  local_begin_.reserve(ranks_.size() + 1);
+  int32_t next = 0;
+  for (const Rank rank : ranks_) {
+    while (next < static_cast<int32_t>(locals_.size()) && locals_[next].rank < rank) ++next;
+    local_begin_.push_back(next);
+  }
+  local_begin_.push_back(static_cast<int32_t>(locals_.size()));
+}
+
+bool Layout::has_rank(Rank rank) const {
+  return std::binary_search(ranks_.begin(), ranks_.end(), rank);
+}
+
+std::pair<int32_t, int32_t> Layout::locals_of(Rank rank) const {
+  const auto found = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
+  if (found == ranks_.end() || *found != rank) return {0, 0};
+  const size_t index = static_cast<size_t>(found - ranks_.begin());
+  return {local_begin_[index], local_begin_[index + 1]};
+}
+
+std::span<const Piece> Layout::pieces_of(int32_t tensor) const {
+  return std::span(pieces_).subspan(piece_begin_[tensor],
+                                    piece_begin_[tensor + 1] - piece_begin_[tensor]);
+}
+
+int64_t Layout::num_bytes(Rank rank) const {
+  const auto [begin, end] = locals_of(rank);
+  int64_t bytes = 0;
+  for (int32_t i = begin; i < end; ++i)
+    bytes += locals_[i].shape.num_elems() * static_cast<int64_t>(dtype_bytes(locals_[i].dtype));
+  return bytes;
+}
+
+std::string Layout::to_string(Rank rank) const {
+  const auto [begin, end] = locals_of(rank);
+  std::vector<std::string> lines(end - begin);
+  for (const Piece& piece : pieces_)
+    if (piece.local >= begin && piece.local < end)
+      lines[piece.local - begin] +=
+          str_cat("  ", spec_->tensors()[piece.tensor].name, " ", piece.box.to_string(), " at ",
+                  piece.place.offset_elems, "\n");
+  std::string text = str_cat("rank ", rank, " of ", text_, "\n");
+  for (int32_t i = begin; i < end; ++i)
+    text += str_cat(name_of(locals_[i]), " ", locals_[i].shape.to_string(), " ",
+                    dtype_name(locals_[i].dtype), "\n", lines[i - begin]);
+  return text;
+}
+
+bool Layout::operator==(const Layout& other) const {
+  return *spec_ == *other.spec_ && ranks_ == other.ranks_ && names_ == other.names_ &&
+         locals_ == other.locals_ && pieces_ == other.pieces_;
+}
+
+}  // namespace hybridengine

@@ -1,0 +1,50 @@
+#include "layout/rule.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace hybridengine {
+
+int32_t Mesh::num_positions() const {
+  int64_t count = 1;
+  for (const Axis& axis : axes) count *= axis.size;
+  if (count != static_cast<int64_t>(ranks.size()))
+    throw UsageError("a mesh has another number of positions than of ranks",
+                     str_cat(count, " positions, ", ranks.size(), " ranks"), "");
+  return static_cast<int32_t>(count);
+}
+
+int32_t Mesh::coordinate(int32_t position, int axis) const {
+  for (int faster = static_cast<int>(axes.size()) - 1; faster > axis; --faster)
+    position /= axes[faster].size;
+  return position % axes[axis].size;
+}
+
+int Mesh::axis_index(const std::string& name) const {
+  std::string names;
+  for (size_t axis = 0; axis < axes.size(); ++axis) {
+    if (axes[axis].name == name) return static_cast<int>(axis);
+    names += (axis ? ", " : "") + axes[axis].name;
+  }
+  throw UsageError(str_cat("'", name, "' is not an axis of the mesh"), "", "It has " + names + ".");
+}
+
+std::string template_of(const std::string& name, std::vector<int64_t>& numbers) {
+  std::string result;
+  size_t begin = 0;
+  while (begin <= name.size()) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    // 18 digits fit 63 bits; a longer component is just a name.
+    const bool numeric = !part.empty() && part.size() <= 18 &&
+                         std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (numeric) numbers.push_back(std::stoll(part));
+    if (begin > 0) result += '.';
+    result += numeric ? "*" : part;
+    begin = end + 1;
+  }
+  return result;
+}
+
+}  // namespace hybridengine
