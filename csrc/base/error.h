@@ -46,9 +46,11 @@ class InternalError : public Error {
   using Error::Error;
 };
 
-/// Throws InternalError(what, facts) unless `ok`. The message is mandatory.
-inline void ensure(bool ok, const char* what, const std::string& facts = {}) {
-  if (!ok) throw InternalError(what, facts, "This is a fault in hybridengine; please report it.");
+/// Throws InternalError unless `ok`. The message is mandatory; `facts` returns the values that show the
+/// fault and is only called then.
+template <class Facts>
+void ensure(bool ok, const char* what, const Facts& facts) {
+  if (!ok) throw InternalError(what, facts(), "This is a fault in hybridengine; please report it.");
 }
 
 }  // namespace hybridengine

@@ -3,4 +3,6 @@
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of hybridengine.";
   hybridengine::bind_layout(module);
+  hybridengine::bind_plan(module);
+  hybridengine::bind_schedule(module);
 }

@@ -30,12 +30,11 @@ std::string describe(const Layout& layout, const Piece& piece) {
 
 Claim claim_of(const Layout& layout, const Piece& piece) {
   const LocalTensor& local = layout.locals()[piece.local];
-  const Dtype logical = layout.spec().tensors()[piece.tensor].dtype;
-  if (logical != local.dtype && !(is_floating(logical) && is_floating(local.dtype)))
-    throw UsageError("a local tensor cannot hold its tensor's element type",
-                     str_cat(describe(layout, piece), ", ", dtype_name(logical), " in ",
-                             dtype_name(local.dtype)),
-                     "Only floating types are converted.");
+  if (layout.spec().tensors()[piece.tensor].dtype != local.dtype)
+    throw UsageError("a local tensor has another element type than its tensor",
+                     str_cat(describe(layout, piece), ", ", dtype_name(local.dtype), " and ",
+                             dtype_name(layout.spec().tensors()[piece.tensor].dtype)),
+                     "To convert on the way, bind the destination to spec.with_dtype().");
   Wide last = piece.place.offset_elems;
   bool legal = piece.place.offset_elems >= 0;
   for (int dim = 0; dim < piece.box.ndim; ++dim) {

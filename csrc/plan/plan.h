@@ -17,6 +17,7 @@
 
 #include "base/blob.h"
 #include "layout/layout.h"
+#include "plan/certificate.h"
 
 namespace hybridengine {
 
@@ -40,26 +41,6 @@ struct Move {
   bool local() const { return src == dst; }
   int64_t num_bytes() const;  // on the wire
   bool operator==(const Move& other) const = default;
-};
-
-/// What one rank receives and sends, against what it must.
-struct RankBytes {
-  Rank rank = 0;
-  int64_t needed_bytes = 0;
-  int64_t held_bytes = 0;
-  int64_t bound_bytes = 0;  // needed - held
-  int64_t received_bytes = 0;
-  int64_t sent_bytes = 0;
-};
-
-struct Certificate {
-  std::vector<RankBytes> ranks;  // every rank of either side, ascending
-  /// Largest received/bound over ranks; 1 where a bound is 0 and nothing is received.
-  double received_over_bound() const;
-  /// Largest sent bytes over their mean, over the ranks that hold source pieces; 1 when nothing is sent.
-  double sender_max_over_mean() const;
-  int64_t moved_bytes() const;
-  std::string to_string() const;
 };
 
 class Plan {

@@ -51,6 +51,10 @@ class Schedule {
   /// Indices into plan().moves() of the local moves of a rank.
   const std::vector<int32_t>& local_moves(Rank rank) const;
 
+  /// Proves that every move that travels is in the buckets exactly once, within their size. Throws
+  /// InternalError.
+  void check() const;
+
   std::string to_string() const;
   uint64_t digest() const;
   Blob save() const;
