@@ -53,17 +53,17 @@ class Communicator {
   void enter();
   void leave();
 
-  /// Every rank gives a blob and gets all of them, by rank. Small data: it goes through rank 0.
+  /// Every rank gives a blob and gets all of them, by rank. Within a call. Small data: it goes
+  /// through rank 0.
   std::vector<Blob> all_gather(const Blob& mine);
 
   /// Sends within the current call (the call number is filled in).
   void send(Rank peer, Message message);
-  /// The next messages of the current call; returns with at least one. `peers_owing` are the ranks it
-  /// is waiting for, to name in an error. Throws TransportError (a rank died or failed) or
+  /// Waits until there is a message of the current call. `peers_owing` are the ranks it is waiting
+  /// for and `doing` what for, to name in an error. Throws TransportError (a rank died or failed) or
   /// TimeoutError, after telling the others.
-  void wait(std::vector<Arrival>& arrivals, std::span<const Rank> peers_owing,
-            const std::string& doing);
-  /// The same without waiting; may return nothing.
+  void wait(std::span<const Rank> peers_owing, const std::string& doing);
+  /// Appends the messages of the current call that are here. Does not wait.
   void drain(std::vector<Arrival>& arrivals);
   /// Tells the others how far this rank is: once per bucket or so.
   void made_progress();
@@ -74,13 +74,21 @@ class Communicator {
  private:
   void pump(std::chrono::microseconds timeout);
   void take(Arrival&& arrival);
-  [[noreturn]] void die_of_peer(Rank culprit, const std::string& reason);
-  [[noreturn]] void die_of_silence(Rank culprit, double silent_s, const std::string& why,
-                                   const std::string& doing);
-  void check_alive() const;
-  void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
+  void take_blob_part(Rank peer, const Message& message);
+  bool has_message() const;
   Blob receive_blob(Rank peer);
   void send_blob(Rank peer, const Blob& blob);
+
+  void check_alive() const;
+  void check_lost(std::span<const Rank> peers_owing);
+  void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
+  bool has_left(Rank peer);
+  Rank follow_waiting(Rank from);
+  [[noreturn]] void die_of_peer(Rank culprit, const std::string& reason);
+  [[noreturn]] void die_of_silence(Rank culprit, std::chrono::nanoseconds silent,
+                                   const std::string& why, const std::string& doing);
+  void tell_all(Rank culprit, const std::string& reason) noexcept;
+  void between();
   void heartbeat();
 
   struct Peer {
@@ -101,7 +109,7 @@ class Communicator {
   std::vector<Arrival> fresh_;
 
   // What check_silence() remembers.
-  std::chrono::steady_clock::time_point waiting_since_, moved_at_;
+  std::chrono::steady_clock::time_point entered_at_, moved_at_, between_at_;
   uint64_t moved_sum_ = 0;
 
   std::mutex watchdog_mutex_;

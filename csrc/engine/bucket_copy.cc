@@ -1,0 +1,159 @@
+// The part of an execution that touches payload: packing, unpacking, direct placement, local moves.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "engine/execution.h"
+
+namespace hybridengine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total) : total_(total) {}
+  ~Stopwatch() { total_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  double& total_;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// An item inside of a bucket: contiguous, in the type that travels.
+StridedEnd bucket_end(const Move& move, const Item& item, std::byte* bucket) {
+  Shape shape;
+  shape.ndim = item.box.ndim;
+  shape.size = item.box.size;
+  return {bucket + item.offset_bytes, shape.contiguous_strides(), wire_dtype(move.src_dtype, move.dst_dtype)};
+}
+
+uint64_t digest_of_bytes(const std::byte* data, int64_t bytes) {
+  return digest_of({reinterpret_cast<const char*>(data), static_cast<size_t>(bytes)});
+}
+
+}  // namespace
+
+StridedEnd Execution::source_end(const Item& item) const {
+  const Move& move = schedule_->plan().moves()[item.move];
+  return resolve(src_[schedule_->plan().src_local(move) - src_begin_],
+                 schedule_->plan().src_place(move, item.box), item.box);
+}
+
+StridedEnd Execution::target_end(const Item& item) const {
+  const Move& move = schedule_->plan().moves()[item.move];
+  return resolve(targets_[local_of(move)].memory, schedule_->plan().dst_place(move, item.box), item.box);
+}
+
+PairBytes& Execution::pair(Rank peer) {
+  for (PairBytes& row : report_.pairs)
+    if (row.peer == peer) return row;
+  return report_.pairs.emplace_back(PairBytes{peer, 0, 0});
+}
+
+void Execution::send_bucket(const Message& granted, Rank peer) {
+  const Bucket& bucket = schedule_->buckets()[granted.bucket];
+  Message landed;
+  landed.kind = MessageKind::kLanded;
+  landed.bucket = granted.bucket;
+  landed.offset = granted.value != 0;  // placed directly
+  if (comm_.transport().caps().payload) {
+    const Stopwatch watch(report_.pack_seconds);
+    const auto bytes = static_cast<size_t>(bucket.num_bytes);
+    std::byte* window = nullptr;
+    if (granted.value != 0) {
+      place_directly(bucket, granted);
+    } else {
+      window = comm_.transport().window(peer, granted.offset + bytes).data + granted.offset;
+      pack(bucket, window);
+    }
+    if (options_.verify) landed.value = digest_of_source(bucket, window);
+  }
+  comm_.send(peer, landed);
+  outgoing_open_[granted.bucket] = false;
+  ++sent_;
+  ++report_.buckets_out;
+  report_.sent_bytes += bucket.num_bytes;
+  pair(peer).sent_bytes += bucket.num_bytes;
+}
+
+void Execution::place_directly(const Bucket& bucket, const Message& granted) {
+  // Only a transport with Caps::direct grants this: the peer's tensors are addressable here.
+  const auto* memory = reinterpret_cast<const TensorMemory*>(granted.value);
+  const int32_t peer_begin = schedule_->plan().dst().locals_of(bucket.dst).first;
+  for (const Item& item : bucket.items) {
+    const Move& move = schedule_->plan().moves()[item.move];
+    const StridedEnd target = resolve(memory[schedule_->plan().dst_local(move) - peer_begin],
+                                      schedule_->plan().dst_place(move, item.box), item.box);
+    copy_strided(source_end(item), target, item.box.ndim, item.box.size);
+  }
+}
+
+void Execution::pack(const Bucket& bucket, std::byte* window) {
+  for (const Item& item : bucket.items)
+    copy_strided(source_end(item), bucket_end(schedule_->plan().moves()[item.move], item, window),
+                 item.box.ndim, item.box.size);
+}
+
+void Execution::receive_bucket(const Message& landed, Rank peer) {
+  const Bucket& bucket = schedule_->buckets()[landed.bucket];
+  const int32_t slot = slot_of_[landed.bucket];
+  if (comm_.transport().caps().payload) {
+    const Stopwatch watch(report_.unpack_seconds);
+    if (landed.offset == 0) unpack(bucket, slots_[slot]);
+    if (options_.verify) compare_digests(landed, bucket, slots_[slot]);
+  }
+  for (const Item& item : bucket.items) {
+    const Move& move = schedule_->plan().moves()[item.move];
+    targets_[local_of(move)].missing_bytes -=
+        item.box.num_elems() * static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+  }
+  slot_of_[landed.bucket] = -1;
+  free_slots_.push_back(slot);
+  ++landed_;
+  ++report_.buckets_in;
+  report_.received_bytes += bucket.num_bytes;
+  pair(peer).received_bytes += bucket.num_bytes;
+}
+
+void Execution::unpack(const Bucket& bucket, const std::byte* slot) {
+  for (const Item& item : bucket.items)
+    copy_strided(bucket_end(schedule_->plan().moves()[item.move], item, const_cast<std::byte*>(slot)),
+                 target_end(item), item.box.ndim, item.box.size);
+}
+
+// Without a conversion the digest covers the elements where they come from and where they end up;
+// with one it covers the bytes that travelled.
+
+uint64_t Execution::digest_of_source(const Bucket& bucket, const std::byte* window) const {
+  if (!bucket.direct) return digest_of_bytes(window, bucket.num_bytes);
+  Digest digest;
+  for (const Item& item : bucket.items)
+    digest_strided(source_end(item), item.box.ndim, item.box.size, digest);
+  return digest.value();
+}
+
+void Execution::compare_digests(const Message& landed, const Bucket& bucket, const std::byte* slot) {
+  Digest digest;
+  for (const Item& item : bucket.items)
+    if (bucket.direct) digest_strided(target_end(item), item.box.ndim, item.box.size, digest);
+  const uint64_t found = bucket.direct ? digest.value() : digest_of_bytes(slot, bucket.num_bytes);
+  if (landed.value != found)
+    throw TransportError("a bucket arrived damaged",
+                         str_cat("bucket ", landed.bucket, " from rank ", bucket.src, " to rank ",
+                                 bucket.dst, ", ", bucket.num_bytes, " bytes, digests ", landed.value,
+                                 " and ", found),
+                         "Do not use the destination tensors; check the memory of both hosts.");
+  ++report_.verified_buckets;
+}
+
+void Execution::copy_local(int32_t index) {
+  const Stopwatch watch(report_.local_seconds);
+  const Move& move = schedule_->plan().moves()[index];
+  const Item whole{index, 0, move.box};
+  if (comm_.transport().caps().payload)
+    copy_strided(source_end(whole), target_end(whole), move.box.ndim, move.box.size);
+  report_.local_bytes += move.num_bytes();
+}
+
+}  // namespace hybridengine
