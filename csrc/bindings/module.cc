@@ -2,4 +2,7 @@
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of hybridengine.";
+  hybridengine::bind_base(module);
+  hybridengine::bind_memory(module);
+  hybridengine::bind_device(module);
 }
