@@ -5,4 +5,7 @@ PYBIND11_MODULE(_core, module) {
   hybridengine::bind_layout(module);
   hybridengine::bind_plan(module);
   hybridengine::bind_schedule(module);
+  hybridengine::bind_base(module);
+  hybridengine::bind_memory(module);
+  hybridengine::bind_device(module);
 }
