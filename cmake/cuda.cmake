@@ -94,7 +94,7 @@ else()
     else()
       set(HYBRIDENGINE_WITH_CUDA ON)
       set(HYBRIDENGINE_CUDA_REASON "nvcc ${CMAKE_CUDA_COMPILER_VERSION} at ${he_nvcc}")
-      set(CMAKE_CUDA_STANDARD 20)
+      set(CMAKE_CUDA_STANDARD 17)  # nvcc 11 and CMake 3.24 know no CUDA20
       set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     endif()
   endif()

@@ -16,6 +16,7 @@ print(';'.join(dict.fromkeys(path + '/nvidia/nccl/include' for path in paths if 
   find_path(folder NAMES nccl.h PATHS ${folders} NO_DEFAULT_PATH NO_CACHE)
   set(${header} "" PARENT_SCOPE)
   if(folder)
+    string(REGEX REPLACE "/+$" "" folder "${folder}")
     set(${header} "${folder}/nccl.h" PARENT_SCOPE)
     set(${reason} "nccl.h found in ${folder}" PARENT_SCOPE)
   else()

@@ -16,7 +16,8 @@ PYBIND11_MODULE(_cuda, module) {
         return std::make_pair(found.count, found.reason);
       },
       release_gil, "The number of visible devices, and why there is none (\"\" otherwise).");
-  module.def("runtime_version", &cuda::runtime_version, "The runtime of this build, e.g. \"13.0\".");
+  module.def("runtime_version", &cuda::runtime_version,
+             "The runtime of this build, e.g. \"13.0\".");
   module.def("driver_version", &cuda::driver_version, release_gil,
              "The newest runtime that the driver supports; \"\" without a driver.");
   module.def("device_names", &cuda::device_names, release_gil, "One name per device.");

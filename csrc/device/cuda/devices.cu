@@ -36,7 +36,8 @@ DeviceCount device_count() {
   const cudaError_t status = cudaGetDeviceCount(&found.count);
   if (status != cudaSuccess) {
     cudaGetLastError();  // the error would otherwise be reported again by an unrelated call
-    return {0, cudaGetErrorString(status)};
+    const bool has_driver = !driver_version().empty();
+    return {0, has_driver ? cudaGetErrorString(status) : "no NVIDIA driver on this machine"};
   }
   if (found.count == 0) found.reason = "the driver reports no device";
   return found;

@@ -1,6 +1,6 @@
-// The CUDA devices of this machine, as `info` shows them. Works without a driver: nothing here throws
-// for a missing one, the reason comes as text. Part of the module `_cuda`, not of `_core`; called by
-// bindings/cuda_module.cc.
+// The CUDA devices of this machine, as `info` shows them. Works without a driver: nothing here
+// throws for a missing one, the reason comes as text. Part of the module `_cuda`, not of `_core`;
+// called by bindings/cuda_module.cc.
 #pragma once
 
 #include <string>
@@ -25,8 +25,9 @@ std::string driver_version();
 /// One name per device, in CUDA's order; empty without devices.
 std::vector<std::string> device_names();
 
-/// Runs a kernel of this build on `device` and checks its result. "" when that worked, otherwise why
-/// not (no such device, no code for its architecture, ...). Creates a context; blocks until done.
+/// Runs a kernel of this build on `device` and checks its result. "" when that worked, otherwise
+/// why not (no such device, no code for its architecture, ...). Creates a context; blocks until
+/// done.
 std::string try_device(int device);
 
 }  // namespace hybridengine::cuda
