@@ -10,6 +10,7 @@ namespace hybridengine {
 /// Cheap enough for every 100 ms. To be called while waiting: CommOptions::between.
 void check_signals();
 
+void bind_build(pybind11::module_& module);      // build_facts
 void bind_base(pybind11::module_& module);       // errors, dtypes, environment, log, trace
 void bind_layout(pybind11::module_& module);     // Spec, LayoutRule, Layout, bind
 void bind_plan(pybind11::module_& module);       // Plan, make_plan

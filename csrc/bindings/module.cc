@@ -2,6 +2,7 @@
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of hybridengine.";
+  hybridengine::bind_build(module);
   hybridengine::bind_layout(module);
   hybridengine::bind_plan(module);
   hybridengine::bind_schedule(module);

@@ -1,0 +1,129 @@
+"""What this installation is and can do here: the facts behind `hybridengine info`.
+
+`collect` gathers them as plain values that can be saved as JSON; `render` shows them. Imports
+neither torch nor a transport, opens no connection and creates no CUDA context.
+"""
+
+import importlib
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hybridengine import _core
+
+_PACKAGES = ("torch", "numpy", "transformers", "vllm", "ray")
+
+
+def collect() -> dict[str, Any]:
+    """Every fact, JSON-ready: python, packages, build, cuda, transports, environment.
+
+    A value of the environment that does not parse is shown as it is, never raised: `info` is
+    what one runs to find out what is wrong.
+    """
+    build = _core.build_facts()
+    return {
+        "version": build["version"],
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _package_version(name) for name in _PACKAGES},
+        "build": build,
+        "cuda": _collect_cuda(build),
+        "transports": _core.transports(),
+        "environment": _core.environment(),
+        "unknown_environment": _core.unknown_environment(),
+    }
+
+
+def render(facts: dict[str, Any], console: Console) -> None:
+    """Prints what `collect` returned."""
+    console.print(
+        f"hybridengine {facts['version']} on Python {facts['python']}, {facts['machine']}"
+    )
+    console.print(_table("Packages", ("name", "version"), _package_rows(facts["packages"])))
+    console.print(_table("Build", ("what", "state", "why"), build_rows(facts)))
+    console.print(
+        _table("Transports", ("name", "here", "what"), _transport_rows(facts["transports"]))
+    )
+    console.print(
+        _table("Environment", ("name", "value", "meaning"), _variable_rows(facts["environment"]))
+    )
+    for name in facts["unknown_environment"]:
+        console.print(f"{name} is set but nothing reads it. Look for a typing error.", markup=False)
+
+
+def build_rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """One row for each thing that a build can lack: what, its state, why."""
+    build, cuda = facts["build"], facts["cuda"]
+    nccl_reason = build["nccl_reason"] if build["cuda"] else "CUDA is off in this build"
+    rows = [
+        ("commit", build["commit"], ""),
+        ("compiler", build["compiler"], build["build_type"]),
+        ("CUDA", _on_off(build["cuda"]), build["cuda_reason"]),
+        ("NCCL", _on_off(build["cuda"] and build["nccl_header"] != ""), nccl_reason),
+        ("RDMA", _on_off(build["rdma_header"] != ""), build["rdma_reason"]),
+    ]
+    if build["sanitize"]:
+        rows.append(("sanitizers", build["sanitize"], ""))
+    if build["cuda"]:
+        devices = ", ".join(cuda["devices"]) or "none"
+        rows.append(("CUDA devices", devices, cuda["reason"]))
+        rows.append(("CUDA driver", cuda["driver"] or "none", f"runtime {cuda['runtime']}"))
+    return rows
+
+
+def _collect_cuda(build: dict[str, Any]) -> dict[str, Any]:
+    if not build["cuda"]:
+        return {"devices": [], "reason": f"CUDA is off in this build: {build['cuda_reason']}"}
+    cuda = importlib.import_module("hybridengine._cuda")
+    _, reason = cuda.device_count()
+    return {
+        "devices": cuda.device_names(),
+        "reason": reason,
+        "runtime": cuda.runtime_version(),
+        "driver": cuda.driver_version(),
+    }
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _on_off(state: bool) -> str:
+    return "on" if state else "off"
+
+
+def _package_rows(packages: dict[str, str | None]) -> Iterable[tuple[str, ...]]:
+    return ((name, version or "not installed") for name, version in packages.items())
+
+
+def _transport_rows(transports: list[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
+    for entry in transports:
+        here = "yes" if entry["available"] else f"no: {entry['reason']}"
+        yield entry["name"], here, entry["summary"]
+
+
+def _variable_rows(variables: list[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
+    for entry in variables:
+        meaning = f"{entry['meaning']} ({entry['legal']}; default {entry['default'] or 'unset'})"
+        yield entry["name"], str(entry["value"]), meaning
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_plain(cell) for cell in row))
+    return table
+
+
+def _plain(text: str) -> str:
+    """`text` with rich's markup switched off: reasons may hold square brackets."""
+    return text.replace("[", "\\[")

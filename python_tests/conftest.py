@@ -1,0 +1,72 @@
+"""What every test shares: quiet threads, hypothesis settings, and the check of skipped tests."""
+
+import os
+import re
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads of several ranks starve each other
+
+import pytest
+from hypothesis import settings
+
+_DETERMINISTIC = "CI" in os.environ
+settings.register_profile("default", deadline=None, derandomize=_DETERMINISTIC)
+settings.register_profile("sanitize", deadline=None, derandomize=True, max_examples=15)
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--expected-skips",
+        metavar="FILE",
+        type=Path,
+        help="fail when a test is skipped for a reason that no regular expression in FILE matches",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--expected-skips")
+    if path is not None:
+        config.pluginmanager.register(SkipCheck(path), "expected-skips")
+
+
+class SkipCheck:
+    """Turns a skip that nobody expects into a failure of the run.
+
+    The file holds one regular expression a line, matched against the whole reason; `#` starts a
+    comment line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        self._path = path
+        self._expected = [re.compile(line) for line in lines if line and not line.startswith("#")]
+        self._unexpected: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        place = report.longrepr
+        reason = str(place[2] if isinstance(place, tuple) else place).removeprefix("Skipped: ")
+        if not any(pattern.fullmatch(reason) for pattern in self._expected):
+            self._unexpected.append(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._unexpected and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._unexpected:
+            terminalreporter.section("skips that are not expected", red=True)
+            for line in self._unexpected:
+                terminalreporter.write_line(line)
+            terminalreporter.write_line(f"Mend the cause, or add the reason to {self._path}.")

@@ -1,0 +1,281 @@
+"""The rules of the source tree: which folder may include which, sizes, names, links.
+
+They are checked here because each is easy to break in one line and hard to notice later.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.static
+
+_ROOT = Path(__file__).parents[1]
+_CSRC = _ROOT / "csrc"
+_PACKAGE = _ROOT / "hybridengine"
+
+_MAX_FILE_LINES = 400
+_MAX_FUNCTION_LINES = 60
+
+# Which folders of csrc each folder may include, besides itself.
+_MAY_INCLUDE = {
+    "base": set(),
+    "layout": {"base"},
+    "plan": {"base", "layout"},
+    "schedule": {"base", "layout", "plan"},
+    "device": {"base", "layout", "schedule"},
+    "transport": {"base", "layout", "schedule", "device"},
+    "comm": {"base", "layout", "schedule", "device", "transport"},
+    "engine": {"base", "layout", "plan", "schedule", "device", "transport", "comm"},
+    "collective": {"base", "layout", "plan", "schedule", "device", "transport", "comm", "engine"},
+}
+_MAY_INCLUDE["bindings"] = set(_MAY_INCLUDE)
+
+# Made by the build; only the bindings show what the build found.
+_GENERATED = {"build_facts.h": {"bindings"}}
+
+# Files of the core package that import torch besides tensors.py, each with its reason.
+_TORCH_EXCEPTIONS = {
+    "comm.py": "meets through the store of torch.distributed when a process group exists",
+    "launch.py": "local ranks and torchrun's environment",
+    "models.py": "reads checkpoints into torch tensors",
+}
+# Packages built on top of the core; there torch is at home.
+_ABOVE_THE_CORE = {"integrations", "rlhf"}
+
+_BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+# What a user asked to see goes to stdout; everything else is a log and goes to stderr.
+_PRINTS_RESULTS = {"cli.py"}
+
+
+def _sources(folder: Path, *suffixes: str) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(_ROOT))
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def _breach(folder: str, included: str) -> str | None:
+    """Why a file of `folder` may not include `included`, or None when it may."""
+    if included in _GENERATED:
+        return None if folder in _GENERATED[included] else "is made by the build"
+    target = included.split("/")[0]
+    if "/" not in included:
+        return "is not written as folder/file.h"
+    if target not in _MAY_INCLUDE:
+        return "lies in no folder of the core"
+    if target != folder and target not in _MAY_INCLUDE[folder]:
+        return f"lies in {target}/, which {folder}/ may not see"
+    return None
+
+
+def test_includes_keep_to_the_folder_rules() -> None:
+    breaches = []
+    for path in _sources(_CSRC, ".h", ".cc", ".cu"):
+        folder = path.relative_to(_CSRC).parts[0]
+        for included in re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.MULTILINE):
+            reason = _breach(folder, included)
+            if reason is not None:
+                breaches.append(f"{_relative(path)}: {included} {reason}")
+            elif included not in _GENERATED and not (_CSRC / included).is_file():
+                breaches.append(f"{_relative(path)}: {included} does not exist")
+    assert breaches == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "included", "allowed"),
+    [
+        ("base", "base/span.h", True),
+        ("base", "layout/box.h", False),
+        ("layout", "plan/plan.h", False),
+        ("plan", "layout/box.h", True),
+        ("device", "plan/plan.h", False),
+        ("comm", "engine/execution.h", False),
+        ("engine", "bindings/bindings.h", False),
+        ("engine", "box.h", False),
+        ("plan", "build_facts.h", False),
+        ("bindings", "build_facts.h", True),
+        ("engine", "torch/all.h", False),
+    ],
+)
+def test_the_folder_rules_themselves(folder: str, included: str, allowed: bool) -> None:
+    assert (_breach(folder, included) is None) == allowed
+
+
+def test_no_header_of_torch_in_the_core() -> None:
+    found = [
+        _relative(path)
+        for path in _sources(_CSRC, ".h", ".cc", ".cu")
+        if re.search(r"#\s*include\s*<(torch|ATen|c10)/", path.read_text())
+    ]
+    assert found == []
+
+
+def test_the_core_has_only_known_folders_and_suffixes() -> None:
+    assert {path.name for path in _CSRC.iterdir() if path.is_dir()} <= set(_MAY_INCLUDE)
+    odd = [path for path in _CSRC.rglob("*") if path.is_file()]
+    odd = [_relative(path) for path in odd if path.suffix not in {".h", ".cc", ".cu"}]
+    assert odd == []
+
+
+def test_headers_open_with_a_comment_and_are_read_once() -> None:
+    faults = []
+    for path in _sources(_CSRC, ".h"):
+        text = path.read_text()
+        if not text.startswith("// "):
+            faults.append(f"{_relative(path)} does not open with a comment that says what it is")
+        if "\n#pragma once\n" not in text:
+            faults.append(f"{_relative(path)} has no #pragma once")
+    assert faults == []
+
+
+def test_files_are_short() -> None:
+    long_files = []
+    for folder, suffixes in (
+        (_CSRC, (".h", ".cc", ".cu")),
+        (_PACKAGE, (".py",)),
+        (_ROOT / "python_tests", (".py",)),
+        (_ROOT / "cuda_tests", (".py", ".cc", ".cu")),
+    ):
+        for path in _sources(folder, *suffixes):
+            lines = len(path.read_text().splitlines())
+            if lines > _MAX_FILE_LINES:
+                long_files.append(f"{_relative(path)}: {lines} lines")
+    assert long_files == []
+
+
+def test_functions_are_short() -> None:
+    long_functions = []
+    for path in _sources(_PACKAGE, ".py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > _MAX_FUNCTION_LINES:
+                    long_functions.append(f"{_relative(path)}: {node.name} has {lines} lines")
+    assert long_functions == []
+
+
+def test_no_file_is_named_for_leftovers() -> None:
+    folders = (_CSRC, _PACKAGE, _ROOT / "python_tests", _ROOT / "cuda_tests")
+    found = [
+        _relative(path)
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.stem in _BANNED_NAMES
+    ]
+    assert found == []
+
+
+def _imported_modules(node: ast.AST) -> Iterator[str]:
+    """Modules imported anywhere below `node`, but for `if TYPE_CHECKING:`, which never runs."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    if isinstance(node, ast.ImportFrom):
+        if node.level == 0:
+            yield node.module
+        return
+    never_runs = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    for child in node.orelse if never_runs else ast.iter_child_nodes(node):
+        yield from _imported_modules(child)
+
+
+def _imports_torch(source: str) -> bool:
+    return any(name.split(".")[0] == "torch" for name in _imported_modules(ast.parse(source)))
+
+
+def test_only_tensors_imports_torch() -> None:
+    allowed = {"tensors.py", *_TORCH_EXCEPTIONS}
+    found = []
+    for path in _sources(_PACKAGE, ".py"):
+        name = path.relative_to(_PACKAGE)
+        above = name.parts[0] in _ABOVE_THE_CORE
+        if not above and str(name) not in allowed and _imports_torch(path.read_text()):
+            found.append(str(name))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch", True),
+        ("def f():\n    from torch.distributed import TCPStore", True),
+        ("if TYPE_CHECKING:\n    import torch", False),
+        ("if TYPE_CHECKING:\n    pass\nelse:\n    import torch", True),
+        ("import torchlike", False),
+        ("from . import torch", False),
+    ],
+)
+def test_the_search_for_torch_itself(source: str, expected: bool) -> None:
+    assert _imports_torch(source) == expected
+
+
+def test_nothing_logs_to_stdout() -> None:
+    found = []
+    for path in _sources(_CSRC, ".h", ".cc", ".cu"):
+        if re.search(
+            r"std::cout|\bstdout\b|\bputs\(|\bprintf\(", _without_comments(path.read_text())
+        ):
+            found.append(_relative(path))
+    for path in _sources(_PACKAGE, ".py"):
+        if path.name in _PRINTS_RESULTS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            prints = isinstance(node, ast.Name) and node.id == "print"
+            writes = isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.stdout"
+            if prints or writes:
+                found.append(f"{_relative(path)}:{node.lineno}")
+    assert found == []
+
+
+def _documents() -> list[Path]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    listed = subprocess.run(command, cwd=_ROOT, text=True, capture_output=True)
+    if listed.returncode == 0:
+        return [_ROOT / line for line in listed.stdout.splitlines()]
+    return [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md")]
+
+
+def _anchors(document: Path) -> set[str]:
+    """The anchors that a Markdown viewer gives to the headings of `document`."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+\s+(.*?)\s*$", text, re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+def _broken_links(document: Path) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        if not path.exists():
+            yield f"{document.name}: {target} does not exist"
+        elif anchor and path.suffix == ".md" and anchor not in _anchors(path):
+            yield f"{document.name}: {target} names no heading"
+
+
+def test_links_of_the_documentation_resolve() -> None:
+    documents = _documents()
+    assert documents
+    assert [broken for document in documents for broken in _broken_links(document)] == []
+
+
+def test_the_link_check_itself(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text("# One two\n[x](#one-two) [y](#three) [z](b.md) [w](https://a.b/c)\n")
+    assert list(_broken_links(document)) == [
+        "a.md: #three names no heading",
+        "a.md: b.md does not exist",
+    ]
