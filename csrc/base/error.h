@@ -53,4 +53,9 @@ void ensure(bool ok, const char* what, const Facts& facts) {
   if (!ok) throw InternalError(what, facts(), "This is a fault in hybridengine; please report it.");
 }
 
+/// The same where the message says it all.
+inline void ensure(bool ok, const char* what) {
+  ensure(ok, what, [] { return std::string(); });
+}
+
 }  // namespace hybridengine

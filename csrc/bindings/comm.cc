@@ -1,0 +1,83 @@
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "bindings/convert.h"
+#include "comm/communicator.h"
+#include "transport/registry.h"
+
+namespace py = pybind11;
+
+namespace hybridengine {
+namespace {
+
+std::chrono::milliseconds to_milliseconds(double seconds, const char* name) {
+  if (!(seconds > 0 && seconds < 1e9))
+    throw UsageError(str_cat(name, " must be a positive number of seconds"), str_cat(seconds), "");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
+}
+
+std::unique_ptr<Communicator> make_communicator(const std::string& transport, Rank rank, int32_t world,
+                                                const std::string& group, double timeout_s,
+                                                double enter_timeout_s) {
+  if (world < 1 || rank < 0 || rank >= world)
+    throw UsageError("a communicator needs a rank within its world",
+                     str_cat("rank ", rank, ", world ", world), "");
+  CommOptions options;
+  options.timeout = to_milliseconds(timeout_s, "timeout");
+  options.enter_timeout = to_milliseconds(enter_timeout_s, "enter_timeout");
+  options.between = check_signals;
+  return std::make_unique<Communicator>(find_transport(transport).make(rank, world, group), rank, world,
+                                        std::move(options));
+}
+
+std::vector<Blob> to_blobs(const std::vector<py::bytes>& addresses) {
+  std::vector<Blob> blobs;
+  for (const py::bytes& address : addresses) blobs.emplace_back(as_view(address));
+  return blobs;
+}
+
+py::list all_gather(Communicator& comm, const py::bytes& mine) {
+  const Blob blob(as_view(mine));
+  std::vector<Blob> all;
+  {
+    py::gil_scoped_release release;
+    all = comm.all_gather(blob);
+  }
+  py::list result;
+  for (const Blob& each : all) result.append(py::bytes(each));
+  return result;
+}
+
+}  // namespace
+
+void bind_comm(py::module_& module) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  py::class_<Communicator>(module, "Communicator", "This rank among the others.")
+      .def(py::init(&make_communicator), py::arg("transport"), py::arg("rank"), py::arg("world"),
+           py::arg("group"), py::arg("timeout"), py::arg("enter_timeout"))
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("world", &Communicator::world)
+      .def_property_readonly("dead", &Communicator::dead)
+      .def_property_readonly("transport",
+                             [](Communicator& comm) { return comm.transport().name(); })
+      .def("address", [](Communicator& comm) { return py::bytes(comm.address()); })
+      .def("connect",
+           [](Communicator& comm, const std::vector<py::bytes>& addresses) {
+             const std::vector<Blob> blobs = to_blobs(addresses);
+             py::gil_scoped_release release;
+             comm.connect(blobs);
+           },
+           py::arg("addresses"))
+      .def("set_timeout",
+           [](Communicator& comm, double seconds) { comm.set_timeout(to_milliseconds(seconds, "timeout")); },
+           py::arg("timeout"))
+      .def("enter", &Communicator::enter, released())
+      .def("leave", &Communicator::leave, released())
+      .def("all_gather", &all_gather, py::arg("mine"))
+      .def("fail", &Communicator::fail, py::arg("reason"), released());
+}
+
+}  // namespace hybridengine

@@ -1,0 +1,102 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "bindings/memory.h"
+#include "engine/execution.h"
+
+namespace py = pybind11;
+
+namespace hybridengine {
+namespace {
+
+TensorMemory to_memory(const BorrowedMemory& borrowed) {
+  return {borrowed.data, borrowed.shape, borrowed.strides, borrowed.dtype};
+}
+
+/// Holds the Python tensors for as long as the execution knows their addresses.
+class BoundExecution {
+ public:
+  BoundExecution(Communicator& comm, SchedulePtr schedule, const py::list& src, const py::list& dst,
+                 const std::vector<int32_t>& aliased, bool verify, int64_t open_bytes)
+      : execution_(comm, std::move(schedule), sources(src), targets(dst), aliased,
+                   RunOptions{verify, open_bytes}) {}
+
+  py::tuple advance() {
+    Event event;
+    {
+      py::gil_scoped_release release;
+      event = execution_.advance();
+    }
+    constexpr const char* kNames[] = {"done", "need", "finished"};
+    return py::make_tuple(kNames[static_cast<int>(event.kind)], event.local);
+  }
+
+  void provide(int32_t local, const py::object& tensor) {
+    kept_.append(tensor);
+    execution_.provide(local, to_memory(borrow_writable(tensor)));
+  }
+
+  const Report& report() const { return execution_.report(); }
+
+ private:
+  std::vector<TensorMemory> sources(const py::list& tensors) {
+    std::vector<TensorMemory> memory;
+    for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_memory(tensor)));
+    kept_.append(tensors);
+    return memory;
+  }
+
+  std::vector<TensorMemory> targets(const py::list& tensors) {
+    std::vector<TensorMemory> memory;
+    for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_writable(tensor)));
+    kept_.append(tensors);
+    return memory;
+  }
+
+  py::list kept_;
+  Execution execution_;
+};
+
+py::dict to_dict(const Report& report) {
+  py::dict result;
+  result["seconds"] = report.seconds;
+  result["wait_seconds"] = report.wait_seconds;
+  result["pack_seconds"] = report.pack_seconds;
+  result["unpack_seconds"] = report.unpack_seconds;
+  result["local_seconds"] = report.local_seconds;
+  result["received_bytes"] = report.received_bytes;
+  result["sent_bytes"] = report.sent_bytes;
+  result["local_bytes"] = report.local_bytes;
+  result["staging_bytes"] = report.staging_bytes;
+  result["buckets_in"] = report.buckets_in;
+  result["buckets_out"] = report.buckets_out;
+  result["verified_buckets"] = report.verified_buckets;
+  py::list pairs;
+  for (const PairBytes& pair : report.pairs)
+    pairs.append(py::make_tuple(pair.peer, pair.received_bytes, pair.sent_bytes));
+  result["pairs"] = pairs;
+  return result;
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  py::class_<BoundExecution>(module, "Execution", "One rank's part of one run of a schedule.")
+      .def(py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, const py::list& src,
+                       const py::list& dst, const std::vector<int32_t>& aliased, bool verify,
+                       int64_t open_bytes) {
+             return std::make_unique<BoundExecution>(comm, std::move(schedule), src, dst, aliased,
+                                                     verify, open_bytes);
+           }),
+           py::arg("comm"), py::arg("schedule"), py::arg("src"), py::arg("dst"),
+           py::arg("aliased") = std::vector<int32_t>{}, py::arg("verify") = false,
+           py::arg("open_bytes") = 0, py::keep_alive<1, 2>())
+      .def("advance", &BoundExecution::advance,
+           "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
+      .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))
+      .def("report", [](const BoundExecution& execution) { return to_dict(execution.report()); });
+}
+
+}  // namespace hybridengine
