@@ -97,6 +97,11 @@ class Family:
         return f"{name}({','.join(parts)})" if self.defaults else name
 
 
+def keeps_names(name: str) -> bool:
+    """Whether local tensors of this family have the names of the logical ones."""
+    return name in FAMILIES and name != "vllm"
+
+
 def get_family(name: str) -> Family:
     """Throws UsageError that lists the names."""
     if name == "megatron":

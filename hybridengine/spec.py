@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.checkpoint import TensorRow, checkpoint_files, read_header, read_json
-from hybridengine.mapping import MAPPINGS, Mapping, ModelConfig, find_mapping, read_config
+from hybridengine.mapping import MAPPINGS, Mapping, ModelConfig, find_mapping, get_mapping, read_config
 
 __all__ = ["ModelConfig", "Spec"]
 
@@ -69,9 +69,14 @@ class Spec:
         `dtype` is that of the config unless given (float32 where both are silent). Throws
         UsageError on an architecture without a mapping, listing those we know.
         """
-        mapping, parsed = _read(_raw_config(config), dtype)
-        rows = [(name, shape, parsed.dtype) for name, shape in mapping.tensors(parsed)]
-        return Spec(_core.Spec(rows, mapping.aliases(parsed)), parsed)
+        return Spec.from_architecture(_read(_raw_config(config), dtype)[1])
+
+    @staticmethod
+    def from_architecture(config: ModelConfig) -> Spec:
+        """From a config that has been read already."""
+        mapping = get_mapping(config.architecture)
+        rows = [(name, shape, config.dtype) for name, shape in mapping.tensors(config)]
+        return Spec(_core.Spec(rows, mapping.aliases(config)), config)
 
     @staticmethod
     def from_hf(directory: str | os.PathLike[str]) -> Spec:

@@ -19,9 +19,10 @@ TensorMemory to_memory(const BorrowedMemory& borrowed) {
 class BoundExecution {
  public:
   BoundExecution(Communicator& comm, SchedulePtr schedule, const py::list& src, const py::list& dst,
-                 const std::vector<int32_t>& aliased, bool verify, int64_t open_bytes)
+                 const std::vector<int32_t>& aliased, uint64_t plan, bool verify,
+                 int64_t open_bytes)
       : execution_(comm, std::move(schedule), sources(src), targets(dst), aliased,
-                   RunOptions{verify, open_bytes}) {}
+                   RunOptions{plan, verify, open_bytes}) {}
 
   py::tuple advance() {
     Event event;
@@ -34,9 +35,12 @@ class BoundExecution {
   }
 
   void provide(int32_t local, const py::object& tensor) {
-    kept_.append(tensor);
+    provided_[py::int_(local)] = tensor;
     execution_.provide(local, to_memory(borrow_writable(tensor)));
   }
+
+  /// The caller took a finished tensor: it may be gone from now on.
+  void release(int32_t local) { provided_.attr("pop")(local); }
 
   const Report& report() const { return execution_.report(); }
 
@@ -56,6 +60,7 @@ class BoundExecution {
   }
 
   py::list kept_;
+  py::dict provided_;
   Execution execution_;
 };
 
@@ -85,17 +90,19 @@ py::dict to_dict(const Report& report) {
 void bind_engine(py::module_& module) {
   py::class_<BoundExecution>(module, "Execution", "One rank's part of one run of a schedule.")
       .def(py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, const py::list& src,
-                       const py::list& dst, const std::vector<int32_t>& aliased, bool verify,
-                       int64_t open_bytes) {
+                       const py::list& dst, const std::vector<int32_t>& aliased, uint64_t plan,
+                       bool verify, int64_t open_bytes) {
              return std::make_unique<BoundExecution>(comm, std::move(schedule), src, dst, aliased,
-                                                     verify, open_bytes);
+                                                     plan, verify, open_bytes);
            }),
            py::arg("comm"), py::arg("schedule"), py::arg("src"), py::arg("dst"),
-           py::arg("aliased") = std::vector<int32_t>{}, py::arg("verify") = false,
+           py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
+           py::arg("verify") = false,
            py::arg("open_bytes") = 0, py::keep_alive<1, 2>())
       .def("advance", &BoundExecution::advance,
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
       .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))
+      .def("release", &BoundExecution::release, py::arg("local"))
       .def("report", [](const BoundExecution& execution) { return to_dict(execution.report()); });
 }
 

@@ -110,6 +110,18 @@ py::list pieces_of(const Layout& layout, Rank rank) {
   return rows;
 }
 
+std::vector<std::string> padded_of(const Layout& layout, Rank rank) {
+  const auto [begin, end] = layout.locals_of(rank);
+  std::vector<int64_t> missing;
+  for (int32_t i = begin; i < end; ++i) missing.push_back(layout.locals()[i].shape.num_elems());
+  for (const Piece& piece : layout.pieces())
+    if (piece.rank == rank) missing[piece.local - begin] -= piece.box.num_elems();
+  std::vector<std::string> names;
+  for (int32_t i = begin; i < end; ++i)
+    if (missing[i - begin] > 0) names.push_back(layout.name_of(layout.locals()[i]));
+  return names;
+}
+
 void bind_spec(py::module_& module) {
   py::class_<Spec, std::shared_ptr<Spec>>(module, "Spec", "The logical tensors of a model.")
       .def(py::init([](const std::vector<TensorRow>& tensors,
@@ -186,6 +198,8 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("ranks", &Layout::ranks)
       .def("locals", &locals_of, py::arg("rank"))
       .def("pieces", &pieces_of, py::arg("rank"))
+      .def("padded", &padded_of, py::arg("rank"),
+           "Names of the local tensors with elements that no piece fills.")
       .def("num_bytes", &Layout::num_bytes, py::arg("rank"))
       .def("check", &Layout::check)
       .def("digest", &Layout::digest)

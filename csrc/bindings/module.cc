@@ -4,6 +4,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of hybridengine.";
   hybridengine::bind_build(module);
   hybridengine::bind_base(module);
+  hybridengine::bind_transport(module);
   hybridengine::bind_comm(module);
   hybridengine::bind_engine(module);
   hybridengine::bind_layout(module);

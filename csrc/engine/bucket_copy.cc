@@ -56,6 +56,7 @@ void Execution::send_bucket(const Message& granted, Rank peer) {
   Message landed;
   landed.kind = MessageKind::kLanded;
   landed.bucket = granted.bucket;
+  landed.plan = options_.plan;
   landed.offset = granted.value != 0;  // placed directly
   if (comm_.transport().caps().payload) {
     const Stopwatch watch(report_.pack_seconds);

@@ -153,6 +153,7 @@ std::optional<Event> Execution::grant() {
     Message granted;
     granted.kind = MessageKind::kGranted;
     granted.bucket = static_cast<uint32_t>(id);
+    granted.plan = options_.plan;
     granted.offset = slot_offset_[slot_of_[id]];
     if (direct && bucket.direct) granted.value = reinterpret_cast<uint64_t>(target_memory_.data());
     comm_.send(bucket.src, granted);
@@ -166,6 +167,11 @@ bool Execution::handle_arrivals() {
   comm_.drain(arrivals_);
   for (const Arrival& arrival : arrivals_) {
     const Message& message = arrival.message;
+    if (message.plan != options_.plan)
+      throw TransportError("two ranks run different plans",
+                           str_cat("rank ", rank_, " and rank ", arrival.peer, ", digests ",
+                                   options_.plan, " and ", message.plan),
+                           "Every rank must call the same resharder, in the same order.");
     const bool known = message.bucket < schedule_->buckets().size();
     if (known && message.kind == MessageKind::kGranted && outgoing_open_[message.bucket] &&
         schedule_->buckets()[message.bucket].dst == arrival.peer)

@@ -37,6 +37,8 @@ struct Event {
 };
 
 struct RunOptions {
+  /// Digest of the schedule: a peer that runs another one is an error before the first byte.
+  uint64_t plan = 0;
   bool verify = false;  // compare a digest of every bucket between both ends
   /// Destination tensors are asked for one by one (kNeed) and handed back in order (kFinished); the
   /// bytes between the two stay below this, or one bucket's tensors. 0: all are given at the start.

@@ -4,9 +4,9 @@
 // arrives from poll() as an Arrival of kind kLost. A transport knows ranks, memory and messages; it
 // does not know plans, buckets or tensors (engine/), nor deadlines and agreement (comm/).
 //
-// Payload: each rank offers *staging* memory. Where Caps::window, a peer's staging is mapped here and
-// the sender writes straight into it, then sends a message that says so: a message never overtakes
-// bytes written before it. Other transports get put() with their first implementation.
+// Payload: each rank offers *staging* memory. Where Caps::window, a peer's staging is mapped here
+// and the sender writes straight into it, then sends a message that says so: a message never
+// overtakes bytes written before it. Other transports get put() with their first implementation.
 //
 // Threads: send(), poll() and everything else belong to one thread at a time; board() may be read,
 // and the own board written, from any thread.
@@ -14,8 +14,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,10 +30,10 @@ namespace hybridengine {
 /// What a rank shows of itself to all others, without being asked. Lives where every peer can read
 /// it (shared memory here; a transport across hosts mirrors it).
 struct Board {
-  std::atomic<int64_t> heartbeat_ns{0};   // steady clock, written by the rank's watchdog thread
-  std::atomic<uint64_t> call{0};          // number of the call it is in; even: outside of any call
-  std::atomic<uint64_t> progress{0};      // counts whatever it completes
-  std::atomic<int32_t> waiting_for{-1};   // the peer it is waiting for, -1: none
+  std::atomic<int64_t> heartbeat_ns{0};  // steady clock, written by the rank's watchdog thread
+  std::atomic<uint64_t> call{0};         // number of the call it is in; even: outside of any call
+  std::atomic<uint64_t> progress{0};     // counts whatever it completes
+  std::atomic<int32_t> waiting_for{-1};  // the peer it is waiting for, -1: none
 };
 
 enum class MessageKind : uint32_t {
@@ -52,6 +52,7 @@ struct Message {
   uint64_t call = 0;
   uint64_t offset = 0;
   uint64_t value = 0;
+  uint64_t plan = 0;  // engine: digest of the schedule that this message belongs to
   std::string text;
 };
 
@@ -96,8 +97,8 @@ class Transport {
   /// no room (it is reserved here, not at first touch).
   virtual Span staging(size_t bytes) = 0;
 
-  /// The peer's staging, at least `bytes` of it, as mapped here. Only with Caps::window. The peer has
-  /// called staging() before and said so in a message.
+  /// The peer's staging, at least `bytes` of it, as mapped here. Only with Caps::window. The peer
+  /// has called staging() before and said so in a message.
   virtual Span window(Rank peer, size_t bytes) = 0;
 
   /// Queues a message. Messages to one peer arrive in order, exactly once.

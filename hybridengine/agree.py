@@ -1,0 +1,192 @@
+"""agree: how the ranks come to one spec and one plan before the first byte moves.
+
+Each function is collective. What one rank finds wrong, every rank raises, in the same words; where
+ranks contradict each other, the error names both and what differs first.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+from hybridengine._core import UsageError
+from hybridengine.comm import Communicator
+from hybridengine.infer import LocalShapes
+from hybridengine.layout import Layout, LayoutRule
+from hybridengine.names import canonical_names, check_matched
+from hybridengine.spec import ModelConfig, Spec
+
+Row = tuple[str, tuple[int, ...], str]
+
+
+@dataclass
+class Statement:
+    """What one rank says about a reshard: its arguments, and what it holds."""
+
+    options: dict[str, Any]
+    error: str = ""
+    rows: list[Row] | None = None  # None: it passed no model
+    whole: bool = False  # rows have the shapes of whole tensors
+    aliases: list[tuple[str, str]] | None = None
+    config: str = ""  # ModelConfig.save()
+    out: list[str] | None = None  # names of the tensors to write into
+
+    def encode(self) -> bytes:
+        return zlib.compress(json.dumps(asdict(self)).encode(), 1)
+
+    @staticmethod
+    def decode(blob: bytes) -> Statement:
+        statement = Statement(**json.loads(zlib.decompress(blob)))
+        if statement.rows is not None:
+            statement.rows = [(name, tuple(shape), dtype) for name, shape, dtype in statement.rows]
+        return statement
+
+
+def gather(comm: Communicator, mine: Statement) -> list[Statement]:
+    """Every rank's statement. Throws UsageError where one found an error, or where arguments
+    differ."""
+    with comm.call():
+        statements = [Statement.decode(blob) for blob in comm.all_gather(mine.encode())]
+    _raise_first([each.error for each in statements])
+    for rank, each in enumerate(statements):
+        for key, value in statements[0].options.items():
+            if each.options[key] != value:
+                raise UsageError(
+                    f"ranks call reshard differently: {key} is {value!r} on rank 0 and "
+                    f"{each.options[key]!r} on rank {rank}. Pass the same arguments everywhere."
+                )
+    return statements
+
+
+def check_roles(statements: list[Statement], src: tuple[int, ...], dst: tuple[int, ...]) -> None:
+    """Throws UsageError unless exactly the source ranks passed a model, and all ranks exist."""
+    options = statements[0].options
+    for side, text, ranks in (("src", options["src"], src), ("dst", options["dst"], dst)):
+        if max(ranks) >= len(statements):
+            raise UsageError(
+                f"{side} {text} has rank {max(ranks)}, but only {len(statements)} ranks take part. "
+                "Start more ranks, or use a smaller layout."
+            )
+    for rank, each in enumerate(statements):
+        if each.rows is None and rank in src:
+            raise UsageError(
+                f"rank {rank} is in src {options['src']} but passed model=None. Pass its tensors."
+            )
+        if each.rows is not None and rank not in src:
+            raise UsageError(
+                f"rank {rank} passed a model but src {options['src']} has {len(src)} ranks without "
+                "it. Pass model=None there, or name the ranks with @."
+            )
+
+
+def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool) -> Spec:
+    """The spec behind what the source ranks hold: as whole tensors say, as the config says, or as
+    the local shapes add up to."""
+    held = {rank: statements[rank] for rank in rule.ranks}
+    lowest = held[min(held)]
+    assert lowest.rows is not None
+    config = ModelConfig.load(lowest.config) if lowest.config else None
+    expected = Spec.from_architecture(config) if config is not None else None
+    if lowest.whole or rule.family in ("replicated", "hf"):
+        rows = lowest.rows
+        _check_rows_agree(held)
+    elif rule.family == "fsdp2" and rule.arg("tp") == 1:
+        rows = rule.infer_spec(_local_shapes(held)).tensors
+    elif expected is not None:
+        return expected.with_dtype(lowest.rows[0][2]) if lowest.rows else expected
+    else:
+        raise UsageError(
+            f"the shapes of whole tensors cannot be told from local ones under {rule}. Pass a "
+            "layout that is bound to a spec: rule.bind(Spec.from_config(...))."
+        )
+    targets = _target_names(statements, expected)
+    names = canonical_names([name for name, _, _ in rows], targets or [])
+    rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
+    aliases = [(alias, names.get(name, name)) for alias, name in lowest.aliases or []]
+    if targets is not None and any(each.out is not None for each in statements):
+        if partial:
+            rows = [row for row in rows if row[0] in targets]
+        else:
+            known = {alias for alias, _ in aliases}
+            check_matched([row[0] for row in rows], [t for t in targets if t not in known])
+    kept = {name for name, _, _ in rows}
+    return Spec.from_tensors(rows, [each for each in aliases if each[1] in kept], config)
+
+
+def _target_names(statements: list[Statement], expected: Spec | None) -> list[str] | None:
+    """The names that the other side uses, where they can be known; None otherwise."""
+    if expected is not None:
+        return [name for name, _, _ in expected.tensors]
+    if not statements[0].options["dst_keeps_names"]:
+        return None
+    return next((each.out for each in statements if each.out is not None), None)
+
+
+def _local_shapes(held: dict[int, Statement]) -> LocalShapes:
+    return {rank: each.rows or [] for rank, each in held.items()}
+
+
+def _check_rows_agree(held: dict[int, Statement]) -> None:
+    """Throws UsageError naming the tensor and both ranks where whole tensors differ. Order is free."""
+    first = min(held)
+    reference = {name: (shape, dtype) for name, shape, dtype in held[first].rows or []}
+    for rank, each in held.items():
+        table = {name: (shape, dtype) for name, shape, dtype in each.rows or []}
+        for name in [*reference, *table]:
+            if table.get(name) != reference.get(name):
+                raise UsageError(
+                    f"ranks hold different models: {name!r} is {_describe(reference.get(name))} on "
+                    f"rank {first} and {_describe(table.get(name))} on rank {rank}."
+                )
+
+
+def _describe(row: tuple[tuple[int, ...], str] | None) -> str:
+    return "missing" if row is None else f"{list(row[0])} {row[1]}"
+
+
+def same_everywhere(
+    comm: Communicator, error: str, parts: dict[str, tuple[int, Callable[[], str]]]
+) -> None:
+    """Compares digests of named parts over all ranks; each part comes with a text to explain it.
+
+    Throws UsageError where a rank has an `error`, or with the first line that differs.
+    """
+    digests = {name: digest for name, (digest, _) in parts.items()}
+    with comm.call():
+        replies = [
+            json.loads(blob)
+            for blob in comm.all_gather(json.dumps({"error": error, "digests": digests}).encode())
+        ]
+    _raise_first([each["error"] for each in replies])
+    for name, (_, text) in parts.items():
+        # Every rank sees the same replies, so all of them go the same way here.
+        if any(each["digests"][name] != replies[0]["digests"][name] for each in replies):
+            _raise_difference(comm, name, text())
+
+
+def _raise_difference(comm: Communicator, name: str, text: str) -> None:
+    with comm.call():
+        texts = [zlib.decompress(blob).decode() for blob in comm.all_gather(zlib.compress(text.encode()))]
+    for rank, other in enumerate(texts):
+        lines = zip_longest(texts[0].splitlines(), other.splitlines(), fillvalue="nothing")
+        for position, (mine, theirs) in enumerate(lines):
+            if mine != theirs:
+                raise UsageError(
+                    f"ranks disagree about the {name}: line {position} is {mine!r} on rank 0 and "
+                    f"{theirs!r} on rank {rank}. Pass the same on every rank."
+                )
+    raise UsageError(f"ranks disagree about the {name}. Pass the same on every rank.")
+
+
+def _raise_first(errors: list[str]) -> None:
+    for rank, error in enumerate(errors):
+        if error:
+            raise UsageError(f"rank {rank}: {error}")
+
+
+def layout_text(layout: Layout) -> str:
+    return "".join(layout.to_string(rank) for rank in layout.ranks)

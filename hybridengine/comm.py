@@ -1,0 +1,204 @@
+"""Communicator: this rank among the others, and how ranks find each other.
+
+Ranks meet through a store (torch's TCPStore or FileStore, or anything with set, get and check), which
+carries only addresses. Where HYBRIDENGINE_TOKEN is set, an address is signed with it; the token
+itself comes from the launcher and never travels through the store.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import hmac
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from hybridengine import _core
+from hybridengine._core import TimeoutError as CommTimeoutError
+from hybridengine._core import TransportError, UsageError
+
+_POLL_SECONDS = 0.01
+_SIGNATURE_BYTES = hashlib.sha256().digest_size
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used."""
+
+    def set(self, key: str, value: bytes) -> Any: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class Communicator:
+    """One rank's end. Every rank of the group makes one; making it blocks until all have.
+
+    After a TransportError or TimeoutError it is dead on every rank, and a new one works.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        *,
+        name: str = "default",
+        transport: str | None = None,
+        timeout: float | None = None,
+        enter_timeout: float | None = None,
+    ) -> None:
+        """`name` tells communicators of one store apart and is used once.
+
+        `transport` is a name or "auto"; `timeout` (seconds without progress) and `enter_timeout`
+        (seconds a living rank may take to enter a call) come from the environment unless given.
+        Throws UsageError on a transport that is not available, TimeoutError naming the ranks that
+        did not come.
+        """
+        self.timeout: float = _core.env_timeout_s() if timeout is None else timeout
+        self.core = _core.Communicator(
+            _core.env_transport() if transport is None else transport,
+            rank,
+            world,
+            name,
+            self.timeout,
+            _core.env_enter_timeout_s() if enter_timeout is None else enter_timeout,
+        )
+        self.name = name
+        self.core.connect(_exchange(store, name, rank, world, self.core.address(), self.timeout))
+        _open.add(self)
+
+    @property
+    def rank(self) -> int:
+        return self.core.rank
+
+    @property
+    def world(self) -> int:
+        return self.core.world
+
+    @property
+    def dead(self) -> bool:
+        return self.core is None or self.core.dead
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport in use."""
+        return self.core.transport
+
+    @contextmanager
+    def call(self, timeout: float | None = None) -> Iterator[None]:
+        """A collective call: every rank enters the same ones in the same order.
+
+        What is raised inside reaches every other rank as a TransportError that quotes it.
+        """
+        self.core.set_timeout(self.timeout if timeout is None else timeout)
+        self.core.enter()
+        try:
+            yield
+        except BaseException as error:
+            self.core.fail(f"{type(error).__name__}: {error}")
+            raise
+        self.core.leave()
+
+    def all_gather(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, by rank. Within a call()."""
+        gathered: list[bytes] = self.core.all_gather(mine)
+        return gathered
+
+    def close(self) -> None:
+        """Says goodbye. Later use raises."""
+        _open.discard(self)
+        self.core = None
+
+    def __repr__(self) -> str:
+        if self.core is None:
+            return f"Communicator({self.name!r}, closed)"
+        return f"Communicator({self.name!r}, rank {self.rank} of {self.world}, {self.transport})"
+
+
+def group_communicator(group: Any = None, transport: str | None = None) -> Communicator:
+    """The communicator over a torch.distributed group (default: the default group).
+
+    Made at the first call and kept for the group's life, or until it dies.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if not dist.is_initialized():
+        raise UsageError(
+            "there is no process group. Call torch.distributed.init_process_group() first, or pass "
+            "comm=hybridengine.Communicator(store, rank, world)."
+        )
+    group = dist.group.WORLD if group is None else group
+    key = (id(group), transport)
+    kept = _by_group.get(key)
+    if kept is not None and kept[0] is group and not kept[1].dead:
+        return kept[1]
+    ranks = dist.get_process_group_ranks(group)
+    base = f"{','.join(map(str, ranks))}/{transport}"
+    name = f"{base}/{_incarnations.setdefault(base, 0)}"
+    _incarnations[base] += 1
+    comm = Communicator(
+        c10d._get_default_store(),
+        dist.get_rank(group),
+        len(ranks),
+        name=name,
+        transport=transport,
+    )
+    _by_group[key] = (group, comm)
+    return comm
+
+
+def _exchange(
+    store: Store, name: str, rank: int, world: int, address: bytes, timeout: float
+) -> list[bytes]:
+    """Puts this rank's address into the store and takes those of all others."""
+    keys = [f"hybridengine/{name}/{each}" for each in range(world)]
+    store.set(keys[rank], _sign(keys[rank], address))
+    deadline = time.monotonic() + timeout
+    missing = [key for key in keys if key != keys[rank]]
+    while missing and time.monotonic() < deadline:
+        missing = [key for key in missing if not store.check([key])]
+        if missing:
+            time.sleep(_POLL_SECONDS)
+    if missing:
+        ranks = ", ".join(key.rsplit("/", 1)[1] for key in missing)
+        raise CommTimeoutError(
+            f"rank {ranks} did not come to the rendezvous for {timeout:.1f} s (communicator "
+            f"{name!r}, rank {rank} of {world}). See its log; to wait longer set "
+            "HYBRIDENGINE_TIMEOUT_S."
+        )
+    return [_verify(key, bytes(store.get(key))) for key in keys]
+
+
+def _sign(key: str, address: bytes) -> bytes:
+    token = _core.env_token()
+    if not token:
+        return address
+    return hmac.digest(token.encode(), key.encode() + b"|" + address, "sha256") + address
+
+
+def _verify(key: str, value: bytes) -> bytes:
+    if not _core.env_token():
+        return value
+    address = value[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(_sign(key, address), value):
+        raise TransportError(
+            f"rank {key.rsplit('/', 1)[1]} did not sign its address with this job's token. Give "
+            "every rank the same HYBRIDENGINE_TOKEN."
+        )
+    return address
+
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_by_group: dict[tuple[int, str | None], tuple[Any, Communicator]] = {}
+_incarnations: dict[str, int] = {}
+
+
+@atexit.register
+def _close_all() -> None:
+    """The watchdog threads must be gone before the interpreter is."""
+    _by_group.clear()
+    for comm in list(_open):
+        comm.close()

@@ -1,0 +1,377 @@
+"""reshard: from one layout to another, moving only the bytes that each rank lacks.
+
+A Resharder agrees and plans once and runs as often as weights change; reshard() is one run of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import hybridengine.tensors as memory
+from hybridengine import _core
+from hybridengine._core import UsageError
+from hybridengine.agree import (
+    Statement,
+    check_roles,
+    common_spec,
+    gather,
+    layout_text,
+    same_everywhere,
+)
+from hybridengine.comm import Communicator, group_communicator
+from hybridengine.families import keeps_names
+from hybridengine.layout import Layout, LayoutRule
+from hybridengine.names import canonical_names, check_matched
+from hybridengine.report import Report
+from hybridengine.spec import Spec
+from hybridengine.views import find_views
+
+DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
+
+LayoutLike = Layout | LayoutRule | str
+
+# A stream hands tensors over in order: its buckets are this much smaller, so that staging and the
+# tensors that are being filled stay within three buckets beside the largest tensor.
+_STREAM_SHARE = 4
+
+
+class Resharder:
+    """Moves a model's weights from layout `src` to layout `dst`, again and again.
+
+    Making one is collective: all ranks of the communicator take part, also those of neither layout.
+    It keeps `model`'s tensors (and `out`) and reads them anew at each run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        src: LayoutLike,
+        dst: LayoutLike,
+        *,
+        comm: Communicator | None = None,
+        out: Mapping[str, Any] | None = None,
+        dtype: Any = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        transport: str = "auto",
+        verify: bool = False,
+        timeout: float | None = None,
+        alias: bool = False,
+        partial: bool = False,
+    ) -> None:
+        """As reshard(). `partial=True` moves only tensors with a match on both sides (with `out=`);
+        the report counts both."""
+        self.comm = _communicator(comm, transport)
+        self.verify, self.timeout, self.alias = verify, timeout, alias
+        self.report: Report | None = None
+        self._stream_schedule: tuple[Any, int] | None = None
+        src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
+        statement = Statement(
+            options={
+                "src": _text(src),
+                "dst": _text(dst),
+                "dtype": None if dtype is None else str(dtype),
+                "bucket_bytes": bucket_bytes,
+                "verify": verify,
+                "alias": alias,
+                "partial": partial,
+                "dst_keeps_names": isinstance(dst, LayoutRule) and keeps_names(dst.family),
+            }
+        )
+        held = self._read(statement, model, out)
+        statements = gather(self.comm, statement)
+        check_roles(statements, tuple(src.ranks), tuple(dst.ranks))
+        self._plan(src, dst, statements, memory.parse_dtype(dtype), bucket_bytes, partial)
+        self._aliases = self.spec.aliases if statement.options["dst_keeps_names"] else []
+        self._take_memory(held, out, partial)
+        lowest = statements[min(self.src.ranks)]
+        self._counts = (len(lowest.rows or []), len(self.spec.tensors))
+
+    def _read(
+        self, statement: Statement, model: Any, out: Mapping[str, Any] | None
+    ) -> memory.Held | None:
+        """This rank's memory; what is wrong with it goes into the statement."""
+        try:
+            if out is not None:
+                self._out = {name: memory.writable(name, tensor) for name, tensor in out.items()}
+                statement.out = list(self._out)
+            else:
+                self._out = None
+            if model is None:
+                return None
+            held = memory.held_by(model)
+            statement.rows, statement.whole = held.rows, held.whole
+            statement.aliases = held.aliases
+            statement.config = "" if held.config is None else held.config.save()
+            return held
+        except UsageError as error:
+            statement.error = str(error)
+            return None
+
+    def _plan(
+        self,
+        src: Layout | LayoutRule,
+        dst: Layout | LayoutRule,
+        statements: list[Statement],
+        dtype: str | None,
+        bucket_bytes: int,
+        partial: bool,
+    ) -> None:
+        """Binds both sides to one spec and plans. Every rank computes the same."""
+        bound = src if isinstance(src, Layout) else dst if isinstance(dst, Layout) else None
+        if isinstance(src, LayoutRule):
+            self.spec = bound.spec if bound else common_spec(statements, src, partial=partial)
+            src = src.bind(self.spec)
+        else:
+            self.spec = src.spec
+        if isinstance(dst, LayoutRule):
+            dst = dst.bind(self.spec if dtype is None else self.spec.with_dtype(dtype))
+        elif dtype is not None and dst.spec != dst.spec.with_dtype(dtype):
+            raise UsageError(
+                f"dtype={dtype} does not fit dst {dst.text}, which is bound to another type. "
+                "Leave dtype out, or pass the rule instead of the bound layout."
+            )
+        self.src, self.dst = src, dst
+        self.plan = _core.make_plan(src.core, dst.core)
+        self.schedule = _core.make_schedule(self.plan, bucket_bytes)
+        if _core.env_check():
+            self.plan.check()
+            self.schedule.check()
+
+    def _take_memory(
+        self, held: memory.Held | None, out: Mapping[str, Any] | None, partial: bool
+    ) -> None:
+        """Puts the tensors into layout order. Collective: all ranks agree that they fit."""
+        self._sources: list[Any] = []
+        self._targets: list[Any] | None = None
+        self._views: dict[str, Any] = {}
+        error = ""
+        try:
+            if held is not None:
+                self._sources = self._in_order(self.src, held.tensors, "model", partial)
+            if self._out is not None:
+                self._targets = self._in_order(self.dst, self._out, "out", partial)
+                memory.check_apart(self._out, held.tensors if held is not None else {})
+            if self.alias:
+                self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
+        except UsageError as fault:
+            error = str(fault)
+        self._digest = self.schedule.digest()
+        same_everywhere(
+            self.comm,
+            error,
+            {
+                "model": (self.spec.core.digest(), lambda: str(self.spec)),
+                "source layout": (self.src.core.digest(), lambda: layout_text(self.src)),
+                "destination layout": (self.dst.core.digest(), lambda: layout_text(self.dst)),
+                "schedule": (self._digest, lambda: str(self.schedule)),
+            },
+        )
+
+    def _in_order(
+        self, layout: Layout, given: dict[str, Any], side: str, partial: bool
+    ) -> list[Any]:
+        """The given tensors in the order of this rank's local tensors of `layout`."""
+        rows = layout.locals(self.comm.rank)
+        names = canonical_names(given, [name for name, _, _ in rows])
+        by_name = {names[name]: tensor for name, tensor in given.items()}
+        known = {alias for alias, _ in self.spec.aliases}
+        wanted = [name for name, _, _ in rows]
+        offered = [name for name in by_name if name not in known]
+        if partial:
+            offered = [name for name in offered if name in set(wanted)]
+        check_matched(*((offered, wanted) if side == "model" else (wanted, offered)))
+        for name, shape, dtype in rows:
+            found = tuple(by_name[name].shape), memory.dtype_name(by_name[name].dtype)
+            if found != (shape, dtype):
+                raise UsageError(
+                    f"{side} tensor {name!r} is {list(found[0])} {found[1]} on rank "
+                    f"{self.comm.rank}, {layout.text} has {list(shape)} {dtype} there "
+                    f"({self.src.text} -> {self.dst.text}). Pass the shard that this layout gives "
+                    "to this rank, another layout, or dtype= to convert."
+                )
+        return [by_name[name] for name, _, _ in rows]
+
+    def run(self) -> dict[str, Any]:
+        """Moves the weights as they are now. Returns this rank's destination tensors by the names
+        of the destination: fresh memory, or `out`'s tensors, or views (`alias=True`).
+
+        Throws TransportError or TimeoutError where a rank fails; the destination is then undefined
+        and the communicator dead.
+        """
+        rows = self.dst.locals(self.comm.rank)
+        targets, aliased = self._targets, []
+        if targets is None:
+            padded = set(self.dst.core.padded(self.comm.rank))
+            targets = [
+                self._views[name]
+                if name in self._views
+                else memory.allocate(shape, dtype, zeroed=name in padded)
+                for name, shape, dtype in rows
+            ]
+            aliased = [i for i, (name, _, _) in enumerate(rows) if name in self._views]
+        with self.comm.call(self.timeout):
+            execution = _core.Execution(
+                self.comm.core,
+                self.schedule,
+                self._sources,
+                targets,
+                aliased=aliased,
+                plan=self._digest,
+                verify=self.verify,
+            )
+            execution.advance()
+        self._set_report(execution, [rows[i][0] for i in aliased])
+        result = {name: tensor for (name, _, _), tensor in zip(rows, targets, strict=True)}
+        return self._with_aliases(result)
+
+    def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
+        """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
+        on this rank, in plan order, without holding them: memory stays within three buckets and
+        the largest local tensor. The tensor is the callee's.
+
+        What `on_tensor` raises goes to the caller here and reaches every other rank as a
+        TransportError that quotes it.
+        """
+        if self._stream_schedule is None:
+            size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
+            schedule = _core.make_schedule(self.plan, size, in_order=True)
+            self._stream_schedule = (schedule, schedule.digest())
+        schedule, digest = self._stream_schedule
+        rows = self.dst.locals(self.comm.rank)
+        padded = set(self.dst.core.padded(self.comm.rank))
+        second = {name: alias for alias, name in self._aliases}
+        open_tensors: dict[int, Any] = {}
+        with self.comm.call(self.timeout):
+            execution = _core.Execution(
+                self.comm.core,
+                schedule,
+                self._sources,
+                [],
+                plan=digest,
+                verify=self.verify,
+                open_bytes=2 * schedule.bucket_bytes,
+            )
+            while (event := execution.advance())[0] != "done":
+                kind, local = event
+                name, shape, dtype = rows[local]
+                if kind == "need":
+                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in padded)
+                    execution.provide(local, open_tensors[local])
+                    continue
+                tensor = open_tensors.pop(local)
+                execution.release(local)
+                on_tensor(name, tensor)
+                if name in second:
+                    on_tensor(second[name], tensor)
+        self._set_report(execution, [])
+
+    def _with_aliases(self, result: dict[str, Any]) -> dict[str, Any]:
+        for alias, name in self._aliases:
+            if name in result:
+                result[alias] = result[name]
+        return result
+
+    def _set_report(self, execution: Any, aliased: list[str]) -> None:
+        bounds = {row["rank"]: row["bound_bytes"] for row in self.plan.certificate.ranks}
+        self.report = Report.from_core(
+            execution.report(),
+            rank=self.comm.rank,
+            transport=self.comm.transport,
+            bound_bytes=bounds.get(self.comm.rank, 0),
+            tensors_sent=self._counts[0],
+            tensors_applied=self._counts[1],
+            aliased=aliased,
+        )
+
+
+def reshard(
+    model: Any,
+    src: LayoutLike,
+    dst: LayoutLike,
+    *,
+    comm: Communicator | None = None,
+    out: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    transport: str = "auto",
+    verify: bool = False,
+    timeout: float | None = None,
+    alias: bool = False,
+) -> dict[str, Any]:
+    """Moves a model's weights from layout `src` to layout `dst` and returns the destination's
+    local tensors by the destination's names ({} on a rank outside of dst).
+
+    Collective over `comm` (default: the default torch.distributed group); ranks of layouts are ranks
+    of it. `model`: a module (DTensors too) or a dict of local tensors; None on ranks outside of
+    `src`. `src`, `dst`: a string such as 'fsdp2(8)' or 'vllm(tp=4,dp=2)@0-7', a LayoutRule, or a
+    Layout. `out`: tensors to write into, by destination name; padding in them stays as it is.
+    `dtype`: converts floating tensors on the way (round to nearest even). `bucket_bytes`: size of a
+    fusion buffer; results do not depend on it. `transport`: "auto" or a name; None of them copies
+    through rank 0. `verify`: compares a digest of every bucket at both ends. `timeout`: seconds
+    without progress. `alias`: destination tensors that lie whole in a source tensor of this rank
+    are views of it.
+
+    Throws UsageError (on every rank, before anything is written) on arguments or tensors that do
+    not fit, TransportError where a rank died or failed, TimeoutError where one does not answer.
+    """
+    resharder = Resharder(
+        model,
+        src,
+        dst,
+        comm=comm,
+        out=out,
+        dtype=dtype,
+        bucket_bytes=bucket_bytes,
+        transport=transport,
+        verify=verify,
+        timeout=timeout,
+        alias=alias,
+    )
+    return resharder.run()
+
+
+def plan(
+    spec: Spec,
+    src: LayoutLike,
+    dst: LayoutLike,
+    *,
+    dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> Any:
+    """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
+
+    Throws UsageError where the layouts do not fit the spec.
+    """
+    src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
+    name = memory.parse_dtype(dtype)
+    source = src.bind(spec) if isinstance(src, LayoutRule) else src
+    target_spec = spec if name is None else spec.with_dtype(name)
+    target = dst.bind(target_spec) if isinstance(dst, LayoutRule) else dst
+    return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
+
+
+def _as_rule(layout: LayoutLike, side: str) -> Layout | LayoutRule:
+    if isinstance(layout, str):
+        return LayoutRule.parse(layout)
+    if isinstance(layout, (Layout, LayoutRule)):
+        return layout
+    raise UsageError(
+        f"{side} is a {type(layout).__name__}. Pass a string such as 'fsdp2(4)', a LayoutRule or a "
+        "Layout."
+    )
+
+
+def _text(layout: Layout | LayoutRule) -> str:
+    return layout.text if isinstance(layout, Layout) else str(layout)
+
+
+def _communicator(comm: Communicator | None, transport: str) -> Communicator:
+    if comm is None:
+        return group_communicator(None, None if transport == "auto" else transport)
+    if transport not in ("auto", comm.transport):
+        raise UsageError(
+            f"transport={transport!r} does not fit comm, which uses {comm.transport!r}. Leave one "
+            "of them out."
+        )
+    return comm

@@ -1,0 +1,158 @@
+"""Tensors: the only file of the core package that touches torch tensors.
+
+It reads what a module or a dict holds on this rank, makes destination memory, and knows when two
+tensors share storage. Names and shapes leave it as plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybridengine._core import UsageError
+from hybridengine.spec import ModelConfig, Spec
+
+Row = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank holds of a model.
+
+    `tensors` are local tensors by the caller's names, without autograd; tied tensors appear once,
+    under the first of their names. `rows` give the shape of each: of the whole tensor where that is
+    known (`whole`), of the local one otherwise. `aliases` are (second name, name).
+    """
+
+    tensors: dict[str, torch.Tensor]
+    rows: list[Row]
+    whole: bool
+    aliases: list[tuple[str, str]]
+    config: ModelConfig | None
+
+
+def held_by(model: Any) -> Held:
+    """Reads a module (its parameters and persistent buffers) or a dict of tensors.
+
+    Throws UsageError, naming the tensor, on what is no tensor, a meta tensor, or a sparse one.
+    """
+    if isinstance(model, torch.nn.Module):
+        named = dict(model.state_dict(keep_vars=True))
+    elif isinstance(model, Mapping):
+        named = dict(model)
+    else:
+        raise UsageError(
+            f"model is a {type(model).__name__}. Pass a torch.nn.Module or a dict of tensors."
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    rows: list[Row] = []
+    aliases: list[tuple[str, str]] = []
+    first_of: dict[tuple[Any, ...], str] = {}
+    whole = False
+    for name, tensor in named.items():
+        local, shape, sharded = _local(name, tensor)
+        whole = whole or sharded
+        place = _place(local)
+        if place is not None and place in first_of:
+            aliases.append((name, first_of[place]))
+            continue
+        if place is not None:
+            first_of[place] = name
+        tensors[name] = local
+        rows.append((name, shape, dtype_name(local.dtype)))
+    return Held(tensors, rows, whole, aliases, _config_of(model))
+
+
+def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+    """The memory of `tensor` on this rank, the shape of the whole tensor, and whether that is
+    another one."""
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"{name!r} is a {type(tensor).__name__}, not a tensor. Leave it out.")
+    shape = tuple(tensor.shape)
+    sharded = hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+    local = tensor.to_local() if sharded else tensor
+    if local.device.type == "meta":
+        raise UsageError(
+            f"{name!r} is on the meta device: it has no data. Materialise it (to_empty, then load) "
+            "before it is moved."
+        )
+    if local.layout is not torch.strided:
+        raise UsageError(f"{name!r} is {local.layout}, only strided tensors are moved.")
+    return local.detach(), shape, sharded
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """What two names of the same tensor have in common; None where there are no bytes."""
+    if tensor.numel() == 0:
+        return None
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _config_of(model: Any) -> ModelConfig | None:
+    """The config of a transformers model whose architecture has a mapping."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        return None
+    try:
+        return Spec.from_config(config).config
+    except UsageError:
+        return None  # layouts that need a config say so
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def parse_dtype(dtype: Any) -> str | None:
+    """The name of a floating torch dtype, or of its name; None stays None."""
+    if dtype is None:
+        return None
+    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise UsageError(f"dtype {dtype!r} is no torch dtype. Use torch.bfloat16, for example.")
+    return name
+
+
+def allocate(shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> torch.Tensor:
+    """Fresh contiguous host memory."""
+    make = torch.zeros if zeroed else torch.empty
+    return make(shape, dtype=getattr(torch, dtype))
+
+
+def view(
+    tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """A view of contiguous `tensor`, at `offset` elements from its start."""
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+def writable(name: str, tensor: Any) -> torch.Tensor:
+    """A tensor that a caller gave to be written into, without autograd."""
+    return _local(name, tensor)[0]
+
+
+def check_apart(out: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]) -> None:
+    """Throws UsageError where a destination shares memory with a source or another destination."""
+    ranges = [(*_extent(t), name, "out") for name, t in out.items() if t.numel() > 0]
+    ranges += [(*_extent(t), name, "model") for name, t in sources.items() if t.numel() > 0]
+    ranges.sort(key=lambda row: row[:2])
+    end, owner, side = 0, "", ""
+    for first, last, name, where in ranges:
+        if first < end and "out" in (where, side):
+            raise UsageError(
+                f"{where} tensor {name!r} and {side} tensor {owner!r} share memory. Give the "
+                "destination memory of its own, or use alias=True for views of the source."
+            )
+        if last > end:
+            end, owner, side = last, name, where
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte, and one past the last, that the tensor touches."""
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
