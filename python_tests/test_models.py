@@ -8,6 +8,7 @@ import pytest
 
 from hybridengine import smollm2
 from hybridengine._core import UsageError
+from hybridengine.checkpoint import read_header, write_bfloat16
 from hybridengine.gguf_file import checkpoint_name, half_split_rows
 from hybridengine.layout import LayoutRule
 from hybridengine.models import model_names, resolve
@@ -122,6 +123,35 @@ def test_rows_of_a_head_are_put_back_in_halves():
     expected = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
     assert half_split_rows(rows, 2).tolist() == expected
     assert half_split_rows(rows[:, None], 2)[:, 0].tolist() == expected
+
+
+def test_floats_become_the_nearest_bfloat16():
+    torch = pytest.importorskip("torch")
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 20_000, dtype=np.uint64)
+    ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 1, 0x80000000, 0xFF800000])
+    values = np.concatenate([bits, ties.astype(np.uint64)]).astype(np.uint32).view(np.float32)
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
+    found = smollm2.bfloat16_bits(values)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(found[numbers], expected.view(np.uint16)[numbers])
+    assert set(found[~numbers] & 0x7FFF) == {0x7FC0}
+
+
+def test_written_files_are_read_by_safetensors(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    tensors = {
+        "odd": np.arange(15, dtype=np.uint16).reshape(3, 5),
+        "scalar": np.array(0x3F80, np.uint16),
+        "none": np.zeros((0, 4), np.uint16),
+    }
+    path = tmp_path / "model.safetensors"
+    write_bfloat16(path, tensors)
+    assert read_header(path) == [(n, bits.shape, "bfloat16") for n, bits in tensors.items()]
+    loaded = load_file(path)
+    assert loaded["scalar"] == 1.0 and loaded["none"].shape == (0, 4)
+    np.testing.assert_array_equal(loaded["odd"].view(torch.uint16).numpy(), tensors["odd"])
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
