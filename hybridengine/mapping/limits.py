@@ -48,10 +48,10 @@ def check_tp(limits: Sequence[Limit], tp: int) -> None:
 
 
 def _candidates(limits: Sequence[Limit]) -> list[int]:
-    """Every tp that can be legal at all: the divisors of the smallest count that is not shared."""
+    """Every tp that can be legal at all: the divisors of the first count that is not shared."""
     counts = [limit.count for limit in limits if not limit.shared]
-    ceiling = min(counts) if counts else max(limit.count for limit in limits)
-    return [n for n in range(1, ceiling + 1) if ceiling % n == 0]
+    count = counts[0] if counts else limits[0].count
+    return [n for n in range(1, count + 1) if count % n == 0]
 
 
 def _join(values: Sequence[int]) -> str:
