@@ -1,4 +1,4 @@
-"""Moves exactly the weight bytes that each rank lacks, from training shards to generation shards."""
+"""Moves exactly the weight bytes that each rank lacks, from one sharding to another."""
 
 from hybridengine._core import InternalError, TimeoutError, TransportError, UsageError
 from hybridengine.comm import Communicator

@@ -131,7 +131,7 @@ def _local_shapes(held: dict[int, Statement]) -> LocalShapes:
 
 
 def _check_rows_agree(held: dict[int, Statement]) -> None:
-    """Throws UsageError naming the tensor and both ranks where whole tensors differ. Order is free."""
+    """Throws UsageError naming tensor and both ranks where whole tensors differ. Order is free."""
     first = min(held)
     reference = {name: (shape, dtype) for name, shape, dtype in held[first].rows or []}
     for rank, each in held.items():
@@ -170,7 +170,9 @@ def same_everywhere(
 
 def _raise_difference(comm: Communicator, name: str, text: str) -> None:
     with comm.call():
-        texts = [zlib.decompress(blob).decode() for blob in comm.all_gather(zlib.compress(text.encode()))]
+        texts = [
+            zlib.decompress(blob).decode() for blob in comm.all_gather(zlib.compress(text.encode()))
+        ]
     for rank, other in enumerate(texts):
         lines = zip_longest(texts[0].splitlines(), other.splitlines(), fillvalue="nothing")
         for position, (mine, theirs) in enumerate(lines):

@@ -1,7 +1,7 @@
 """Communicator: this rank among the others, and how ranks find each other.
 
-Ranks meet through a store (torch's TCPStore or FileStore, or anything with set, get and check), which
-carries only addresses. Where HYBRIDENGINE_TOKEN is set, an address is signed with it; the token
+Ranks meet through a store (torch's TCPStore or FileStore, or anything with set, get and check),
+which carries only addresses. Where HYBRIDENGINE_TOKEN is set, an address is signed with it; the token
 itself comes from the launcher and never travels through the store.
 """
 
@@ -27,9 +27,9 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 class Store(Protocol):
     """The part of torch.distributed.Store that is used."""
 
-    def set(self, key: str, value: bytes) -> Any: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
+    def set(self, key: str, value: Any, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Communicator:
@@ -71,11 +71,11 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        return self.core.rank
+        return int(self.core.rank)
 
     @property
     def world(self) -> int:
-        return self.core.world
+        return int(self.core.world)
 
     @property
     def dead(self) -> bool:
@@ -84,7 +84,7 @@ class Communicator:
     @property
     def transport(self) -> str:
         """Name of the transport in use."""
-        return self.core.transport
+        return str(self.core.transport)
 
     @contextmanager
     def call(self, timeout: float | None = None) -> Iterator[None]:

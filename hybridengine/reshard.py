@@ -91,12 +91,11 @@ class Resharder:
         self, statement: Statement, model: Any, out: Mapping[str, Any] | None
     ) -> memory.Held | None:
         """This rank's memory; what is wrong with it goes into the statement."""
+        self._out: dict[str, Any] | None = None
         try:
             if out is not None:
                 self._out = {name: memory.writable(name, tensor) for name, tensor in out.items()}
                 statement.out = list(self._out)
-            else:
-                self._out = None
             if model is None:
                 return None
             held = memory.held_by(model)
@@ -302,8 +301,8 @@ def reshard(
     """Moves a model's weights from layout `src` to layout `dst` and returns the destination's
     local tensors by the destination's names ({} on a rank outside of dst).
 
-    Collective over `comm` (default: the default torch.distributed group); ranks of layouts are ranks
-    of it. `model`: a module (DTensors too) or a dict of local tensors; None on ranks outside of
+    Collective over `comm` (default: the default torch.distributed group); ranks of layouts are
+    ranks of it. `model`: a module (DTensors too) or a dict of local tensors; None on ranks outside of
     `src`. `src`, `dst`: a string such as 'fsdp2(8)' or 'vllm(tp=4,dp=2)@0-7', a LayoutRule, or a
     Layout. `out`: tensors to write into, by destination name; padding in them stays as it is.
     `dtype`: converts floating tensors on the way (round to nearest even). `bucket_bytes`: size of a

@@ -15,7 +15,14 @@ from typing import Any, Protocol
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.checkpoint import TensorRow, checkpoint_files, read_header, read_json
-from hybridengine.mapping import MAPPINGS, Mapping, ModelConfig, find_mapping, get_mapping, read_config
+from hybridengine.mapping import (
+    MAPPINGS,
+    Mapping,
+    ModelConfig,
+    find_mapping,
+    get_mapping,
+    read_config,
+)
 
 __all__ = ["ModelConfig", "Spec"]
 

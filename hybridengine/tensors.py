@@ -73,7 +73,7 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]
         raise UsageError(f"{name!r} is a {type(tensor).__name__}, not a tensor. Leave it out.")
     shape = tuple(tensor.shape)
     sharded = hasattr(tensor, "to_local") and hasattr(tensor, "placements")
-    local = tensor.to_local() if sharded else tensor
+    local: torch.Tensor = getattr(tensor, "to_local")() if sharded else tensor  # noqa: B009
     if local.device.type == "meta":
         raise UsageError(
             f"{name!r} is on the meta device: it has no data. Materialise it (to_empty, then load) "

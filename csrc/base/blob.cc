@@ -29,7 +29,8 @@ Blob BlobWriter::finish() && {
 
 BlobReader::BlobReader(std::string_view blob, std::string_view magic, uint32_t version)
     : left_(blob) {
-  if (blob.size() < sizeof(uint64_t)) refuse("saved bytes are truncated", str_cat(blob.size(), " bytes"));
+  if (blob.size() < sizeof(uint64_t))
+    refuse("saved bytes are truncated", str_cat(blob.size(), " bytes"));
   uint64_t digest;
   left_.remove_suffix(sizeof digest);
   std::memcpy(&digest, blob.data() + left_.size(), sizeof digest);
@@ -56,7 +57,8 @@ Dtype BlobReader::get_dtype() {
 
 void BlobReader::check_count(uint64_t count, size_t bytes_each) const {
   if (count > left_.size() / bytes_each)
-    refuse("saved bytes are truncated", str_cat(count, " items announced, ", left_.size(), " bytes left"));
+    refuse("saved bytes are truncated",
+           str_cat(count, " items announced, ", left_.size(), " bytes left"));
 }
 
 void BlobReader::finish() const {

@@ -21,8 +21,8 @@ std::string str_cat(const Parts&... parts) {
 
 class Error : public std::runtime_error {
  public:
-  /// `what` says what is wrong, `facts` the values that show it, `mend` what to do. The last two may
-  /// be empty. Printed as "what: facts. mend".
+  /// `what` says what is wrong, `facts` the values that show it, `mend` what to do. The last two
+  /// may be empty. Printed as "what: facts. mend".
   Error(const std::string& what, const std::string& facts, const std::string& mend);
 };
 
@@ -46,8 +46,8 @@ class InternalError : public Error {
   using Error::Error;
 };
 
-/// Throws InternalError unless `ok`. The message is mandatory; `facts` returns the values that show the
-/// fault and is only called then.
+/// Throws InternalError unless `ok`. The message is mandatory; `facts` returns the values that show
+/// the fault and is only called then.
 template <class Facts>
 void ensure(bool ok, const char* what, const Facts& facts) {
   if (!ok) throw InternalError(what, facts(), "This is a fault in hybridengine; please report it.");

@@ -1,8 +1,8 @@
 // A 64-bit digest for agreement between ranks and for finding damage. Not cryptographic: who may
 // connect is decided elsewhere.
 //
-// Words of eight bytes go round-robin into four independent lanes (xor, multiply, rotate), so that the
-// multiplier stays busy; the lanes are folded by 64x64 -> 128 bit products at the end.
+// Words of eight bytes go round-robin into four independent lanes (xor, multiply, rotate), so that
+// the multiplier stays busy; the lanes are folded by 64x64 -> 128 bit products at the end.
 #pragma once
 
 #include <cstddef>

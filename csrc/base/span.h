@@ -10,7 +10,8 @@ struct Span {
   size_t bytes = 0;
 
   bool contains(const std::byte* address, size_t count) const {
-    return address >= data && count <= bytes && static_cast<size_t>(address - data) <= bytes - count;
+    return address >= data && count <= bytes &&
+           static_cast<size_t>(address - data) <= bytes - count;
   }
 };
 

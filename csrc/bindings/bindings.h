@@ -6,8 +6,8 @@
 
 namespace hybridengine {
 
-/// Runs Python's pending signal handlers, taking the GIL if need be; throws what they raise (Ctrl-C).
-/// Cheap enough for every 100 ms. To be called while waiting: CommOptions::between.
+/// Runs Python's pending signal handlers, taking the GIL if need be; throws what they raise
+/// (Ctrl-C). Cheap enough for every 100 ms. To be called while waiting: CommOptions::between.
 void check_signals();
 
 void bind_build(pybind11::module_& module);      // build_facts

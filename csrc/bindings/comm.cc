@@ -19,9 +19,9 @@ std::chrono::milliseconds to_milliseconds(double seconds, const char* name) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
 }
 
-std::unique_ptr<Communicator> make_communicator(const std::string& transport, Rank rank, int32_t world,
-                                                const std::string& group, double timeout_s,
-                                                double enter_timeout_s) {
+std::unique_ptr<Communicator> make_communicator(const std::string& transport, Rank rank,
+                                                int32_t world, const std::string& group,
+                                                double timeout_s, double enter_timeout_s) {
   if (world < 1 || rank < 0 || rank >= world)
     throw UsageError("a communicator needs a rank within its world",
                      str_cat("rank ", rank, ", world ", world), "");
@@ -29,8 +29,8 @@ std::unique_ptr<Communicator> make_communicator(const std::string& transport, Ra
   options.timeout = to_milliseconds(timeout_s, "timeout");
   options.enter_timeout = to_milliseconds(enter_timeout_s, "enter_timeout");
   options.between = check_signals;
-  return std::make_unique<Communicator>(find_transport(transport).make(rank, world, group), rank, world,
-                                        std::move(options));
+  return std::make_unique<Communicator>(find_transport(transport).make(rank, world, group), rank,
+                                        world, std::move(options));
 }
 
 std::vector<Blob> to_blobs(const std::vector<py::bytes>& addresses) {
@@ -64,16 +64,20 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("transport",
                              [](Communicator& comm) { return comm.transport().name(); })
       .def("address", [](Communicator& comm) { return py::bytes(comm.address()); })
-      .def("connect",
-           [](Communicator& comm, const std::vector<py::bytes>& addresses) {
-             const std::vector<Blob> blobs = to_blobs(addresses);
-             py::gil_scoped_release release;
-             comm.connect(blobs);
-           },
-           py::arg("addresses"))
-      .def("set_timeout",
-           [](Communicator& comm, double seconds) { comm.set_timeout(to_milliseconds(seconds, "timeout")); },
-           py::arg("timeout"))
+      .def(
+          "connect",
+          [](Communicator& comm, const std::vector<py::bytes>& addresses) {
+            const std::vector<Blob> blobs = to_blobs(addresses);
+            py::gil_scoped_release release;
+            comm.connect(blobs);
+          },
+          py::arg("addresses"))
+      .def(
+          "set_timeout",
+          [](Communicator& comm, double seconds) {
+            comm.set_timeout(to_milliseconds(seconds, "timeout"));
+          },
+          py::arg("timeout"))
       .def("enter", &Communicator::enter, released())
       .def("leave", &Communicator::leave, released())
       .def("all_gather", &all_gather, py::arg("mine"))

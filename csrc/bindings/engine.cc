@@ -97,8 +97,7 @@ void bind_engine(py::module_& module) {
            }),
            py::arg("comm"), py::arg("schedule"), py::arg("src"), py::arg("dst"),
            py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
-           py::arg("verify") = false,
-           py::arg("open_bytes") = 0, py::keep_alive<1, 2>())
+           py::arg("verify") = false, py::arg("open_bytes") = 0, py::keep_alive<1, 2>())
       .def("advance", &BoundExecution::advance,
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
       .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))

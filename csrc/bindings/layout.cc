@@ -1,3 +1,5 @@
+#include "layout/layout.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -6,7 +8,6 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
-#include "layout/layout.h"
 
 namespace py = pybind11;
 
@@ -15,8 +16,8 @@ namespace {
 
 using TensorRow = std::tuple<std::string, std::vector<int64_t>, std::string>;
 using LocalRow = std::tuple<Rank, std::string, std::vector<int64_t>, std::string>;
-using PieceRow = std::tuple<std::string, Rank, std::string, std::vector<int64_t>, std::vector<int64_t>,
-                            int64_t, std::vector<int64_t>>;
+using PieceRow = std::tuple<std::string, Rank, std::string, std::vector<int64_t>,
+                            std::vector<int64_t>, int64_t, std::vector<int64_t>>;
 
 std::shared_ptr<const Spec> make_spec(const std::vector<TensorRow>& rows,
                                       std::vector<std::pair<std::string, std::string>> aliases) {
@@ -32,12 +33,14 @@ CutKind parse_cut_kind(const std::string& kind) {
   if (kind == "even") return CutKind::kEven;
   if (kind == "units") return CutKind::kUnits;
   if (kind == "padded") return CutKind::kPadded;
-  throw UsageError(str_cat("'", kind, "' is not a kind of cut"), "", "Use chunk, even, units or padded.");
+  throw UsageError(str_cat("'", kind, "' is not a kind of cut"), "",
+                   "Use chunk, even, units or padded.");
 }
 
 TensorRule make_tensor_rule(std::string from, std::string to, int32_t slot, int cat_dim,
                             std::vector<Cut> cuts,
-                            const std::vector<std::tuple<int, int32_t, int32_t>>& where, int layer_axis) {
+                            const std::vector<std::tuple<int, int32_t, int32_t>>& where,
+                            int layer_axis) {
   TensorRule rule{std::move(from), std::move(to), slot, cat_dim, std::move(cuts), {}, layer_axis};
   for (const auto& [axis, begin, end] : where) rule.where.push_back({axis, begin, end});
   return rule;
@@ -54,8 +57,9 @@ Mesh make_mesh(const std::vector<std::pair<std::string, int32_t>>& axes, std::ve
 /// By hand: local tensors and pieces by name.
 LayoutPtr make_layout(std::string text, const SpecPtr& spec, std::vector<Rank> ranks,
                       std::vector<LocalRow> local_rows, const std::vector<PieceRow>& piece_rows) {
-  std::stable_sort(local_rows.begin(), local_rows.end(),
-                   [](const LocalRow& a, const LocalRow& b) { return std::get<0>(a) < std::get<0>(b); });
+  std::stable_sort(local_rows.begin(), local_rows.end(), [](const LocalRow& a, const LocalRow& b) {
+    return std::get<0>(a) < std::get<0>(b);
+  });
   std::vector<std::string> names;
   std::vector<LocalTensor> locals;
   std::map<std::string, int32_t> name_index;
@@ -64,7 +68,8 @@ LayoutPtr make_layout(std::string text, const SpecPtr& spec, std::vector<Rank> r
     const auto [entry, fresh] = name_index.emplace(name, static_cast<int32_t>(names.size()));
     if (fresh) names.push_back(name);
     if (!local_index.emplace(std::pair(rank, name), static_cast<int32_t>(locals.size())).second)
-      throw UsageError("a rank has two local tensors of one name", str_cat("'", name, "', rank ", rank), "");
+      throw UsageError("a rank has two local tensors of one name",
+                       str_cat("'", name, "', rank ", rank), "");
     locals.push_back({rank, entry->second, parse_dtype(dtype), Shape(shape)});
   }
   std::vector<Piece> pieces;
@@ -102,11 +107,10 @@ py::list pieces_of(const Layout& layout, Rank rank) {
   py::list rows;
   for (const Piece& piece : layout.pieces())
     if (piece.rank == rank)
-      rows.append(py::make_tuple(layout.spec().tensors()[piece.tensor].name,
-                                 layout.name_of(layout.locals()[piece.local]),
-                                 to_tuple(piece.box.ndim, piece.box.start),
-                                 to_tuple(piece.box.ndim, piece.box.size), piece.place.offset_elems,
-                                 to_tuple(piece.box.ndim, piece.place.strides)));
+      rows.append(py::make_tuple(
+          layout.spec().tensors()[piece.tensor].name, layout.name_of(layout.locals()[piece.local]),
+          to_tuple(piece.box.ndim, piece.box.start), to_tuple(piece.box.ndim, piece.box.size),
+          piece.place.offset_elems, to_tuple(piece.box.ndim, piece.place.strides)));
   return rows;
 }
 
@@ -128,27 +132,31 @@ void bind_spec(py::module_& module) {
                        std::vector<std::pair<std::string, std::string>> aliases) {
              return std::const_pointer_cast<Spec>(make_spec(tensors, std::move(aliases)));
            }),
-           py::arg("tensors"), py::arg("aliases") = std::vector<std::pair<std::string, std::string>>{})
-      .def_property_readonly("tensors",
-                             [](const Spec& spec) {
-                               py::list rows;
-                               for (const TensorInfo& info : spec.tensors())
-                                 rows.append(py::make_tuple(
-                                     info.name, to_tuple(info.shape.ndim, info.shape.size),
-                                     dtype_name(info.dtype)));
-                               return rows;
-                             })
+           py::arg("tensors"),
+           py::arg("aliases") = std::vector<std::pair<std::string, std::string>>{})
+      .def_property_readonly(
+          "tensors",
+          [](const Spec& spec) {
+            py::list rows;
+            for (const TensorInfo& info : spec.tensors())
+              rows.append(py::make_tuple(info.name, to_tuple(info.shape.ndim, info.shape.size),
+                                         dtype_name(info.dtype)));
+            return rows;
+          })
       .def_property_readonly("aliases", [](const Spec& spec) { return spec.aliases(); })
       .def_property_readonly("num_bytes", &Spec::num_bytes)
       .def("find", &Spec::find, py::arg("name"))
-      .def("with_dtype",
-           [](const Spec& spec, const std::string& dtype) {
-             return std::make_shared<Spec>(spec.with_dtype(parse_dtype(dtype)));
-           },
-           py::arg("dtype"))
+      .def(
+          "with_dtype",
+          [](const Spec& spec, const std::string& dtype) {
+            return std::make_shared<Spec>(spec.with_dtype(parse_dtype(dtype)));
+          },
+          py::arg("dtype"))
       .def("digest", &Spec::digest)
       .def("save", [](const Spec& spec) { return py::bytes(spec.save()); })
-      .def_static("load", [](const py::bytes& blob) { return std::make_shared<Spec>(Spec::load(as_view(blob))); })
+      .def_static(
+          "load",
+          [](const py::bytes& blob) { return std::make_shared<Spec>(Spec::load(as_view(blob))); })
       .def("__eq__", [](const Spec& a, const Spec& b) { return a == b; })
       .def("__str__", &Spec::to_string);
 }
@@ -169,9 +177,11 @@ void bind_rule(py::module_& module) {
   py::class_<LayoutRule>(module, "LayoutRule", "How the ranks of a mesh cut tensors; no shapes.")
       .def(py::init([](std::string text, Mesh mesh, std::vector<TensorRule> rules,
                        std::vector<int64_t> layers) {
-             return LayoutRule{std::move(text), std::move(mesh), std::move(rules), std::move(layers)};
+             return LayoutRule{std::move(text), std::move(mesh), std::move(rules),
+                               std::move(layers)};
            }),
-           py::arg("text"), py::arg("mesh"), py::arg("rules"), py::arg("layers") = std::vector<int64_t>{})
+           py::arg("text"), py::arg("mesh"), py::arg("rules"),
+           py::arg("layers") = std::vector<int64_t>{})
       .def_readonly("text", &LayoutRule::text)
       .def("__eq__", [](const LayoutRule& a, const LayoutRule& b) { return a == b; });
 }
@@ -181,20 +191,21 @@ void bind_rule(py::module_& module) {
 void bind_layout(py::module_& module) {
   bind_spec(module);
   bind_rule(module);
-  py::class_<Layout, std::shared_ptr<Layout>>(module, "Layout", "Who holds what, exact about places.")
+  py::class_<Layout, std::shared_ptr<Layout>>(module, "Layout",
+                                              "Who holds what, exact about places.")
       .def(py::init([](std::string text, std::shared_ptr<Spec> spec, std::vector<Rank> ranks,
                        std::vector<LocalRow> locals, const std::vector<PieceRow>& pieces) {
              return std::const_pointer_cast<Layout>(make_layout(
                  std::move(text), std::move(spec), std::move(ranks), std::move(locals), pieces));
            }),
            py::arg("text"), py::arg("spec"), py::arg("ranks"), py::arg("locals"), py::arg("pieces"),
-           "By hand: locals are (rank, name, shape, dtype), pieces are (tensor, rank, local name, box "
+           "By hand: locals are (rank, name, shape, dtype), pieces are (tensor, rank, local name, "
+           "box "
            "start, box size, offset, strides), in elements.")
       .def_property_readonly("text", &Layout::text)
-      .def_property_readonly("spec",
-                             [](const Layout& layout) {
-                               return std::const_pointer_cast<Spec>(layout.spec_ptr());
-                             })
+      .def_property_readonly(
+          "spec",
+          [](const Layout& layout) { return std::const_pointer_cast<Spec>(layout.spec_ptr()); })
       .def_property_readonly("ranks", &Layout::ranks)
       .def("locals", &locals_of, py::arg("rank"))
       .def("pieces", &pieces_of, py::arg("rank"))
@@ -206,14 +217,17 @@ void bind_layout(py::module_& module) {
       .def("to_string", &Layout::to_string, py::arg("rank"))
       .def("save", [](const Layout& layout) { return py::bytes(layout.save()); })
       .def_static("load",
-                  [](const py::bytes& blob) { return std::make_shared<Layout>(Layout::load(as_view(blob))); })
+                  [](const py::bytes& blob) {
+                    return std::make_shared<Layout>(Layout::load(as_view(blob)));
+                  })
       .def("__eq__", [](const Layout& a, const Layout& b) { return a == b; });
-  module.def("bind",
-             [](const LayoutRule& rule, std::shared_ptr<Spec> spec) {
-               py::gil_scoped_release release;
-               return std::const_pointer_cast<Layout>(hybridengine::bind(rule, spec));
-             },
-             py::arg("rule"), py::arg("spec"));
+  module.def(
+      "bind",
+      [](const LayoutRule& rule, std::shared_ptr<Spec> spec) {
+        py::gil_scoped_release release;
+        return std::const_pointer_cast<Layout>(hybridengine::bind(rule, spec));
+      },
+      py::arg("rule"), py::arg("spec"));
 }
 
 }  // namespace hybridengine

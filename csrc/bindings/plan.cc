@@ -1,9 +1,10 @@
+#include "plan/plan.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
-#include "plan/plan.h"
 
 namespace py = pybind11;
 
@@ -54,21 +55,26 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("moves",
                              [](const Plan& plan) {
                                py::list rows;
-                               for (const Move& move : plan.moves()) rows.append(to_dict(plan, move));
+                               for (const Move& move : plan.moves())
+                                 rows.append(to_dict(plan, move));
                                return rows;
                              })
       .def("check", &Plan::check, py::call_guard<py::gil_scoped_release>())
       .def("digest", &Plan::digest, py::call_guard<py::gil_scoped_release>())
       .def("save", [](const Plan& plan) { return py::bytes(plan.save()); })
-      .def_static("load", [](const py::bytes& blob) { return std::const_pointer_cast<Plan>(Plan::load(as_view(blob))); })
+      .def_static("load",
+                  [](const py::bytes& blob) {
+                    return std::const_pointer_cast<Plan>(Plan::load(as_view(blob)));
+                  })
       .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; })
       .def("__str__", &Plan::to_string);
-  module.def("make_plan",
-             [](std::shared_ptr<Layout> src, std::shared_ptr<Layout> dst) {
-               py::gil_scoped_release release;
-               return std::const_pointer_cast<Plan>(make_plan(src, dst));
-             },
-             py::arg("src"), py::arg("dst"));
+  module.def(
+      "make_plan",
+      [](std::shared_ptr<Layout> src, std::shared_ptr<Layout> dst) {
+        py::gil_scoped_release release;
+        return std::const_pointer_cast<Plan>(make_plan(src, dst));
+      },
+      py::arg("src"), py::arg("dst"));
 }
 
 }  // namespace hybridengine

@@ -1,9 +1,10 @@
+#include "schedule/schedule.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
-#include "schedule/schedule.h"
 
 namespace py = pybind11;
 
@@ -13,7 +14,8 @@ namespace {
 py::dict to_dict(const Bucket& bucket) {
   py::list items;
   for (const Item& item : bucket.items)
-    items.append(py::make_tuple(item.move, item.offset_bytes, to_tuple(item.box.ndim, item.box.start),
+    items.append(py::make_tuple(item.move, item.offset_bytes,
+                                to_tuple(item.box.ndim, item.box.start),
                                 to_tuple(item.box.ndim, item.box.size)));
   py::dict result;
   result["src"] = bucket.src;
@@ -30,17 +32,20 @@ py::dict to_dict(const Bucket& bucket) {
 
 void bind_schedule(py::module_& module) {
   module.attr("DEFAULT_BUCKET_BYTES") = kDefaultBucketBytes;
-  py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule", "Moves cut and fused into buckets.")
+  py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule",
+                                                  "Moves cut and fused into buckets.")
       .def_property_readonly("bucket_bytes", &Schedule::bucket_bytes)
       .def_property_readonly("num_buckets", [](const Schedule& s) { return s.buckets().size(); })
-      .def_property_readonly("plan", [](const Schedule& s) { return std::const_pointer_cast<Plan>(s.plan_ptr()); })
-      .def_property_readonly("buckets",
-                             [](const Schedule& schedule) {
-                               py::list rows;
-                               for (const Bucket& bucket : schedule.buckets()) rows.append(to_dict(bucket));
-                               return rows;
-                             },
-                             "Dicts; items are (move, offset in bytes, box start, box size).")
+      .def_property_readonly(
+          "plan", [](const Schedule& s) { return std::const_pointer_cast<Plan>(s.plan_ptr()); })
+      .def_property_readonly(
+          "buckets",
+          [](const Schedule& schedule) {
+            py::list rows;
+            for (const Bucket& bucket : schedule.buckets()) rows.append(to_dict(bucket));
+            return rows;
+          },
+          "Dicts; items are (move, offset in bytes, box start, box size).")
       .def("incoming", &Schedule::incoming, py::arg("rank"))
       .def("outgoing", &Schedule::outgoing, py::arg("rank"))
       .def("check", &Schedule::check, py::call_guard<py::gil_scoped_release>())
@@ -52,12 +57,13 @@ void bind_schedule(py::module_& module) {
                   })
       .def("__eq__", [](const Schedule& a, const Schedule& b) { return a == b; })
       .def("__str__", &Schedule::to_string);
-  module.def("make_schedule",
-             [](std::shared_ptr<Plan> plan, int64_t bucket_bytes, bool in_order) {
-               py::gil_scoped_release release;
-               return std::const_pointer_cast<Schedule>(make_schedule(plan, bucket_bytes, in_order));
-             },
-             py::arg("plan"), py::arg("bucket_bytes") = kDefaultBucketBytes, py::arg("in_order") = false);
+  module.def(
+      "make_schedule",
+      [](std::shared_ptr<Plan> plan, int64_t bucket_bytes, bool in_order) {
+        py::gil_scoped_release release;
+        return std::const_pointer_cast<Schedule>(make_schedule(plan, bucket_bytes, in_order));
+      },
+      py::arg("plan"), py::arg("bucket_bytes") = kDefaultBucketBytes, py::arg("in_order") = false);
 }
 
 }  // namespace hybridengine

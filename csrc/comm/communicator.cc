@@ -51,7 +51,7 @@ void Communicator::connect(std::span<const Blob> addresses) {
                      str_cat(addresses.size(), " addresses, ", world_, " ranks"), "");
   transport_->connect(addresses, Clock::now() + options_.timeout, options_.between);
   transport_->board(rank_)->heartbeat_ns = now_ns();
-  entered_at_ = moved_at_ = Clock::now();
+  connected_at_ = entered_at_ = moved_at_ = Clock::now();
   watchdog_ = std::thread([this] { heartbeat(); });
 }
 
@@ -160,7 +160,8 @@ void Communicator::take(Arrival&& arrival) {
       inbox_.push_back(std::move(arrival));
       return;
   }
-  throw InternalError("unknown kind of message", str_cat(static_cast<int>(arrival.message.kind)), "");
+  throw InternalError("unknown kind of message", str_cat(static_cast<int>(arrival.message.kind)),
+                      "");
 }
 
 void Communicator::take_blob_part(Rank rank, const Message& message) {

@@ -1,11 +1,11 @@
 // Communicator: this rank among the others. Agreement, waiting with deadlines, and failure.
 //
-// Everything a rank waits for, it waits for here, so deadlines, Ctrl-C, dead peers and failing peers
-// are handled in one place. After any error but UsageError the communicator is dead: every later use
-// throws TransportError with the first reason; make a new one.
+// Everything a rank waits for, it waits for here, so deadlines, Ctrl-C, dead peers and failing
+// peers are handled in one place. After any error but UsageError the communicator is dead: every
+// later use throws TransportError with the first reason; make a new one.
 //
-// Vocabulary: a *call* is one collective use (a reshard). Calls are numbered alike on all ranks. The
-// *board* of a rank tells the others, without being asked, that it lives and how far it is.
+// Vocabulary: a *call* is one collective use (a reshard). Calls are numbered alike on all ranks.
+// The *board* of a rank tells the others, without being asked, that it lives and how far it is.
 //
 // Called by engine/ and bindings. One thread at a time; the watchdog thread writes only the board.
 #pragma once
@@ -26,8 +26,8 @@
 namespace hybridengine {
 
 struct CommOptions {
-  std::chrono::milliseconds timeout{300'000};         // no progress anywhere, all ranks entered
-  std::chrono::milliseconds enter_timeout{1'800'000}; // a living rank has not entered the call
+  std::chrono::milliseconds timeout{300'000};          // no progress anywhere, all ranks entered
+  std::chrono::milliseconds enter_timeout{1'800'000};  // a living rank has not entered the call
   /// Called every 100 ms or more often while waiting; may throw (Ctrl-C).
   std::function<void()> between = [] {};
 };
@@ -60,8 +60,8 @@ class Communicator {
   /// Sends within the current call (the call number is filled in).
   void send(Rank peer, Message message);
   /// Waits until there is a message of the current call. `peers_owing` are the ranks it is waiting
-  /// for and `doing` what for, to name in an error. Throws TransportError (a rank died or failed) or
-  /// TimeoutError, after telling the others.
+  /// for and `doing` what for, to name in an error. Throws TransportError (a rank died or failed)
+  /// or TimeoutError, after telling the others.
   void wait(std::span<const Rank> peers_owing, const std::string& doing);
   /// Appends the messages of the current call that are here. Does not wait.
   void drain(std::vector<Arrival>& arrivals);
@@ -84,7 +84,7 @@ class Communicator {
   void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
   bool has_left(Rank peer);
   Rank follow_waiting(Rank from);
-  [[noreturn]] void die_of_peer(Rank culprit, const std::string& reason);
+  [[noreturn]] void die_of_peer(Rank culprit, std::string reason);  // a copy: arrivals are cleared
   [[noreturn]] void die_of_silence(Rank culprit, std::chrono::nanoseconds silent,
                                    const std::string& why, const std::string& doing);
   void tell_all(Rank culprit, const std::string& reason) noexcept;
@@ -95,7 +95,7 @@ class Communicator {
     std::deque<Blob> blobs;  // complete ones
     Blob partial;            // of the one that is arriving
     bool said_bye = false;
-    std::string lost;        // reason, "" while connected
+    std::string lost;  // reason, "" while connected
   };
 
   std::unique_ptr<Transport> transport_;
@@ -109,7 +109,7 @@ class Communicator {
   std::vector<Arrival> fresh_;
 
   // What check_silence() remembers.
-  std::chrono::steady_clock::time_point entered_at_, moved_at_, between_at_;
+  std::chrono::steady_clock::time_point connected_at_, entered_at_, moved_at_, between_at_;
   uint64_t moved_sum_ = 0;
 
   std::mutex watchdog_mutex_;

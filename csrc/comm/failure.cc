@@ -1,9 +1,9 @@
 // How a communicator notices that something is wrong, and what it says.
 //
-// Three signs, from fast to slow: a lost connection (the process is dead), a failure that a peer tells
-// us, and silence. Silence has three meanings: no heartbeat (the process is stopped or its host is
-// gone), a living rank that has not entered the call (it may take long: a backward pass), and ranks
-// that are all in the call while nobody makes progress.
+// Three signs, from fast to slow: a lost connection (the process is dead), a failure that a peer
+// tells us, and silence. Silence has three meanings: no heartbeat (the process is stopped or its
+// host is gone), a living rank that has not entered the call (it may take long: a backward pass),
+// and ranks that are all in the call while nobody makes progress.
 #include <algorithm>
 
 #include "base/error.h"
@@ -44,10 +44,14 @@ void Communicator::check_silence(std::span<const Rank> peers_owing, const std::s
     sum += board->progress + board->call;
     all_entered = all_entered && board->call >= 2 * call_ - 1;
     if (peer == rank_ || has_left(peer)) continue;
-    const Clock::duration silent =
-        now.time_since_epoch() - Clock::duration(board->heartbeat_ns.load());
+    // A peer that is still connecting has no heartbeat yet: it counts from when this rank was
+    // ready.
+    const Clock::duration seen =
+        std::max(Clock::duration(board->heartbeat_ns.load()), connected_at_.time_since_epoch());
+    const Clock::duration silent = now.time_since_epoch() - seen;
     if (silent > options_.timeout)
-      die_of_silence(peer, silent, "no heartbeat: its process is stopped or its host is gone", doing);
+      die_of_silence(peer, silent, "no heartbeat: its process is stopped or its host is gone",
+                     doing);
   }
   if (sum != moved_sum_) {
     moved_sum_ = sum;
@@ -75,21 +79,23 @@ Rank Communicator::follow_waiting(Rank from) {
   return from;
 }
 
-void Communicator::die_of_peer(Rank culprit, const std::string& reason) {
+void Communicator::die_of_peer(Rank culprit, std::string reason) {
   tell_all(culprit, reason);
-  throw TransportError(str_cat("rank ", culprit, " was lost"), str_cat(reason, " (seen by rank ", rank_, ")"),
-                       str_cat("See rank ", culprit, "'s log; make a new communicator on every rank."));
+  throw TransportError(
+      str_cat("rank ", culprit, " was lost"), str_cat(reason, " (seen by rank ", rank_, ")"),
+      str_cat("See rank ", culprit, "'s log; make a new communicator on every rank."));
 }
 
-void Communicator::die_of_silence(Rank culprit, std::chrono::nanoseconds silent, const std::string& why,
-                                  const std::string& doing) {
+void Communicator::die_of_silence(Rank culprit, std::chrono::nanoseconds silent,
+                                  const std::string& why, const std::string& doing) {
   const std::string what =
       str_cat("rank ", culprit, " did not answer rank ", rank_, " for ", seconds(silent));
   tell_all(culprit, str_cat("it did not answer rank ", rank_, " for ", seconds(silent), ", ", why));
-  throw TimeoutError(what, str_cat(why, "; ", transport_->name(), ", ", doing),
-                     str_cat("See rank ", culprit, "'s log; to wait longer set HYBRIDENGINE_TIMEOUT_S (",
-                             seconds(options_.timeout), ") or HYBRIDENGINE_ENTER_TIMEOUT_S (",
-                             seconds(options_.enter_timeout), ")."));
+  throw TimeoutError(
+      what, str_cat(why, "; ", transport_->name(), ", ", doing),
+      str_cat("See rank ", culprit, "'s log; to wait longer set HYBRIDENGINE_TIMEOUT_S (",
+              seconds(options_.timeout), ") or HYBRIDENGINE_ENTER_TIMEOUT_S (",
+              seconds(options_.enter_timeout), ")."));
 }
 
 void Communicator::fail(const std::string& reason) noexcept {

@@ -20,8 +20,8 @@ struct StridedEnd {
 };
 
 /// Copies `size` elements from `src` to `dst`, element by element in the logical index space,
-/// rounding to nearest even where the type gets narrower (NaN stays NaN, overflow as torch does it).
-/// The ends must not overlap; addresses may be unaligned. Strides may be 0 or negative on the
+/// rounding to nearest even where the type gets narrower (NaN stays NaN, overflow as torch does
+/// it). The ends must not overlap; addresses may be unaligned. Strides may be 0 or negative on the
 /// source only. Converts between floating types; otherwise the dtypes must be equal: UsageError.
 void copy_strided(const StridedEnd& src, const StridedEnd& dst, int ndim, const Dims& size);
 

@@ -25,7 +25,8 @@ StridedEnd bucket_end(const Move& move, const Item& item, std::byte* bucket) {
   Shape shape;
   shape.ndim = item.box.ndim;
   shape.size = item.box.size;
-  return {bucket + item.offset_bytes, shape.contiguous_strides(), wire_dtype(move.src_dtype, move.dst_dtype)};
+  return {bucket + item.offset_bytes, shape.contiguous_strides(),
+          wire_dtype(move.src_dtype, move.dst_dtype)};
 }
 
 uint64_t digest_of_bytes(const std::byte* data, int64_t bytes) {
@@ -42,7 +43,8 @@ StridedEnd Execution::source_end(const Item& item) const {
 
 StridedEnd Execution::target_end(const Item& item) const {
   const Move& move = schedule_->plan().moves()[item.move];
-  return resolve(targets_[local_of(move)].memory, schedule_->plan().dst_place(move, item.box), item.box);
+  return resolve(targets_[local_of(move)].memory, schedule_->plan().dst_place(move, item.box),
+                 item.box);
 }
 
 PairBytes& Execution::pair(Rank peer) {
@@ -107,7 +109,8 @@ void Execution::receive_bucket(const Message& landed, Rank peer) {
   for (const Item& item : bucket.items) {
     const Move& move = schedule_->plan().moves()[item.move];
     targets_[local_of(move)].missing_bytes -=
-        item.box.num_elems() * static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+        item.box.num_elems() *
+        static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
   }
   slot_of_[landed.bucket] = -1;
   free_slots_.push_back(slot);
@@ -119,8 +122,9 @@ void Execution::receive_bucket(const Message& landed, Rank peer) {
 
 void Execution::unpack(const Bucket& bucket, const std::byte* slot) {
   for (const Item& item : bucket.items)
-    copy_strided(bucket_end(schedule_->plan().moves()[item.move], item, const_cast<std::byte*>(slot)),
-                 target_end(item), item.box.ndim, item.box.size);
+    copy_strided(
+        bucket_end(schedule_->plan().moves()[item.move], item, const_cast<std::byte*>(slot)),
+        target_end(item), item.box.ndim, item.box.size);
 }
 
 // Without a conversion the digest covers the elements where they come from and where they end up;
@@ -134,17 +138,18 @@ uint64_t Execution::digest_of_source(const Bucket& bucket, const std::byte* wind
   return digest.value();
 }
 
-void Execution::compare_digests(const Message& landed, const Bucket& bucket, const std::byte* slot) {
+void Execution::compare_digests(const Message& landed, const Bucket& bucket,
+                                const std::byte* slot) {
   Digest digest;
   for (const Item& item : bucket.items)
     if (bucket.direct) digest_strided(target_end(item), item.box.ndim, item.box.size, digest);
   const uint64_t found = bucket.direct ? digest.value() : digest_of_bytes(slot, bucket.num_bytes);
   if (landed.value != found)
-    throw TransportError("a bucket arrived damaged",
-                         str_cat("bucket ", landed.bucket, " from rank ", bucket.src, " to rank ",
-                                 bucket.dst, ", ", bucket.num_bytes, " bytes, digests ", landed.value,
-                                 " and ", found),
-                         "Do not use the destination tensors; check the memory of both hosts.");
+    throw TransportError(
+        "a bucket arrived damaged",
+        str_cat("bucket ", landed.bucket, " from rank ", bucket.src, " to rank ", bucket.dst, ", ",
+                bucket.num_bytes, " bytes, digests ", landed.value, " and ", found),
+        "Do not use the destination tensors; check the memory of both hosts.");
   ++report_.verified_buckets;
 }
 

@@ -10,8 +10,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Slots start at different low address bits than the page-aligned tensors that they are copied from
-/// and to: equal ones make loads and stores collide.
+/// Slots start at different low address bits than the page-aligned tensors that they are copied
+/// from and to: equal ones make loads and stores collide.
 constexpr size_t kSlotSkew = 64;
 
 }  // namespace
@@ -29,10 +29,10 @@ Execution::Execution(Communicator& comm, SchedulePtr schedule, std::vector<Tenso
   const auto [begin, end] = layout.locals_of(rank_);
   src_begin_ = begin;
   if (static_cast<int32_t>(src_.size()) != end - begin)
-    throw UsageError("a rank has another number of source tensors than its layout",
-                     str_cat(src_.size(), " given, ", end - begin, " on rank ", rank_, " of ",
-                             layout.text()),
-                     "");
+    throw UsageError(
+        "a rank has another number of source tensors than its layout",
+        str_cat(src_.size(), " given, ", end - begin, " on rank ", rank_, " of ", layout.text()),
+        "");
   for (int32_t i = begin; i < end; ++i) check_memory(layout, layout.locals()[i], src_[i - begin]);
   take_memory(std::move(dst), aliased);
   count_buckets();
@@ -46,10 +46,10 @@ void Execution::take_memory(std::vector<TensorMemory> dst, const std::vector<int
   target_memory_.resize(end - begin);
   const bool streaming = options_.open_bytes > 0;
   if (dst.size() != (streaming ? 0 : targets_.size()))
-    throw UsageError("a rank has another number of destination tensors than its layout",
-                     str_cat(dst.size(), " given, ", targets_.size(), " on rank ", rank_, " of ",
-                             layout.text()),
-                     "");
+    throw UsageError(
+        "a rank has another number of destination tensors than its layout",
+        str_cat(dst.size(), " given, ", targets_.size(), " on rank ", rank_, " of ", layout.text()),
+        "");
   for (const int32_t local : aliased) targets_.at(local).aliased = true;
   for (const int32_t move : schedule_->local_moves(rank_)) {
     Target& target = targets_[local_of(schedule_->plan().moves()[move])];
@@ -70,7 +70,8 @@ void Execution::count_buckets() {
     for (const Item& item : bucket.items) {
       const Move& move = schedule_->plan().moves()[item.move];
       targets_[local_of(move)].missing_bytes +=
-          item.box.num_elems() * static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+          item.box.num_elems() *
+          static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
     }
   }
   const size_t count = std::min<size_t>(kSlots, schedule_->incoming(rank_).size());
@@ -116,7 +117,8 @@ Event Execution::advance() {
 std::optional<Event> Execution::hand_over() {
   if (options_.open_bytes == 0 || next_hand_over_ >= next_open_) return std::nullopt;
   Target& target = targets_[next_hand_over_];
-  if (target.missing_bytes > 0 || static_cast<int32_t>(next_local_) <= next_hand_over_) return std::nullopt;
+  if (target.missing_bytes > 0 || static_cast<int32_t>(next_local_) <= next_hand_over_)
+    return std::nullopt;
   target.state = State::kFinished;
   const LocalTensor& local = schedule_->plan().dst().locals()[dst_begin_ + next_hand_over_];
   open_bytes_ -= local.shape.num_elems() * static_cast<int64_t>(dtype_bytes(local.dtype));
@@ -214,16 +216,22 @@ void Execution::wait_for_peers() {
   std::string doing;
   const auto add = [&](int32_t id, Rank peer, const char* what) {
     if (owing.empty())
-      doing = str_cat(what, " of bucket ", id, "/", schedule_->buckets().size(), ", round ",
-                      schedule_->buckets()[id].round, ", first tensor '",
-                      schedule_->plan().dst().spec().tensors()
-                          [schedule_->plan().moves()[schedule_->buckets()[id].items.front().move].tensor].name,
-                      "'");
+      doing = str_cat(
+          what, " of bucket ", id, "/", schedule_->buckets().size(), ", round ",
+          schedule_->buckets()[id].round, ", first tensor '",
+          schedule_->plan()
+              .dst()
+              .spec()
+              .tensors()
+                  [schedule_->plan().moves()[schedule_->buckets()[id].items.front().move].tensor]
+              .name,
+          "'");
     if (std::find(owing.begin(), owing.end(), peer) == owing.end()) owing.push_back(peer);
   };
   const std::vector<int32_t>& incoming = schedule_->incoming(rank_);
   for (size_t i = 0; i < next_grant_; ++i)
-    if (slot_of_[incoming[i]] >= 0) add(incoming[i], schedule_->buckets()[incoming[i]].src, "arrival");
+    if (slot_of_[incoming[i]] >= 0)
+      add(incoming[i], schedule_->buckets()[incoming[i]].src, "arrival");
   for (const int32_t id : schedule_->outgoing(rank_))
     if (outgoing_open_[id]) add(id, schedule_->buckets()[id].dst, "grant");
   const auto start = Clock::now();

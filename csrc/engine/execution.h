@@ -1,10 +1,10 @@
 // Execution: one rank's part of one run of a Schedule.
 //
-// Each incoming bucket is *granted* a place (a slot of this rank's staging, or the final places), in
-// round order; the source packs into it and says that it has *landed*; the destination unpacks and
-// grants the slot again. At most kSlots slots exist, so memory is bounded while ranks work on
-// different buckets at the same time. Nothing here blocks but Communicator::wait, and only when there
-// is nothing to do, so ranks cannot wait in a ring.
+// Each incoming bucket is *granted* a place (a slot of this rank's staging, or the final places),
+// in round order; the source packs into it and says that it has *landed*; the destination unpacks
+// and grants the slot again. At most kSlots slots exist, so memory is bounded while ranks work on
+// different buckets at the same time. Nothing here blocks but Communicator::wait, and only when
+// there is nothing to do, so ranks cannot wait in a ring.
 //
 // What it is not: a planner, or a judge of what the caller wants. Called by bindings.
 #pragma once
@@ -48,9 +48,9 @@ struct RunOptions {
 class Execution {
  public:
   /// `src` and `dst` are this rank's local tensors in layout order; when streaming, `dst` is empty.
-  /// `aliased` destination tensors (by index) are views of the source already: nothing is copied into
-  /// them. The memory must stay until the object is gone. Throws UsageError naming the tensor whose
-  /// shape or type is not the layout's.
+  /// `aliased` destination tensors (by index) are views of the source already: nothing is copied
+  /// into them. The memory must stay until the object is gone. Throws UsageError naming the tensor
+  /// whose shape or type is not the layout's.
   Execution(Communicator& comm, SchedulePtr schedule, std::vector<TensorMemory> src,
             std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased, RunOptions options);
 
@@ -105,13 +105,13 @@ class Execution {
   std::vector<Target> targets_;
   std::vector<TensorMemory> target_memory_;  // what a direct sender reads
 
-  std::vector<std::byte*> slots_;      // base addresses
+  std::vector<std::byte*> slots_;  // base addresses
   std::vector<size_t> slot_offset_;
   std::vector<int32_t> free_slots_;
-  std::vector<int32_t> slot_of_;       // by bucket id; -1: not granted
-  size_t next_grant_ = 0;              // into schedule_->incoming()
-  size_t landed_ = 0, sent_ = 0;       // buckets
-  std::vector<bool> outgoing_open_;    // by bucket id: not sent yet
+  std::vector<int32_t> slot_of_;     // by bucket id; -1: not granted
+  size_t next_grant_ = 0;            // into schedule_->incoming()
+  size_t landed_ = 0, sent_ = 0;     // buckets
+  std::vector<bool> outgoing_open_;  // by bucket id: not sent yet
   int32_t next_open_ = 0, next_hand_over_ = 0;
   int64_t open_bytes_ = 0;
   size_t next_local_ = 0;

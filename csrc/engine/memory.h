@@ -26,8 +26,8 @@ struct TensorMemory {
 /// tensor and its rank.
 void check_memory(const Layout& layout, const LocalTensor& local, const TensorMemory& memory);
 
-/// The box that lies at `place` of the local tensor, in its memory. Throws UsageError where the memory
-/// is strided so that the box does not lie along its dims.
+/// The box that lies at `place` of the local tensor, in its memory. Throws UsageError where the
+/// memory is strided so that the box does not lie along its dims.
 StridedEnd resolve(const TensorMemory& memory, const Place& place, const Box& box);
 
 }  // namespace hybridengine

@@ -1,8 +1,8 @@
 // bind: a rule run over a spec.
 //
-// Each (tensor, matching tensor rule) is a *slot*. Slots with the same local name are a *group*: the
-// local tensor they are joined into. Groups are made once; then every mesh position cuts its share of
-// every group that lives there.
+// Each (tensor, matching tensor rule) is a *slot*. Slots with the same local name are a *group*:
+// the local tensor they are joined into. Groups are made once; then every mesh position cuts its
+// share of every group that lives there.
 #include <algorithm>
 #include <unordered_map>
 
@@ -83,7 +83,8 @@ Narrowed narrow(const TensorInfo& tensor, const Cut& cut, const Mesh& mesh, int6
   throw InternalError("unknown kind of cut", str_cat(static_cast<int>(cut.kind)), "");
 }
 
-Share share_of(const TensorInfo& tensor, const TensorRule& rule, const Mesh& mesh, int32_t position) {
+Share share_of(const TensorInfo& tensor, const TensorRule& rule, const Mesh& mesh,
+               int32_t position) {
   Share share{Box(tensor.shape), tensor.shape.size};
   for (const Cut& cut : rule.cuts) {
     if (tensor.shape.ndim == 0 && cut.kind == CutKind::kChunk) continue;
@@ -114,9 +115,12 @@ std::string substitute(const std::string& to, const std::string& from_name,
   std::string name;
   size_t next = 0;
   for (const char c : to) {
-    if (c != '*') name += c;
-    else if (next < numbers.size()) name += std::to_string(numbers[next++]);
-    else throw UsageError("a rule's local name has more '*' than its tensor's", to, "");
+    if (c != '*')
+      name += c;
+    else if (next < numbers.size())
+      name += std::to_string(numbers[next++]);
+    else
+      throw UsageError("a rule's local name has more '*' than its tensor's", to, "");
   }
   return name;
 }
@@ -183,7 +187,8 @@ class Binder {
                       const std::vector<int64_t>& numbers) const {
     if (each.layer_axis < 0) return -1;
     int64_t end = 0;
-    for (size_t coordinate = 0; !numbers.empty() && coordinate < rule_.layers.size(); ++coordinate) {
+    for (size_t coordinate = 0; !numbers.empty() && coordinate < rule_.layers.size();
+         ++coordinate) {
       end += rule_.layers[coordinate];
       if (numbers.front() < end) return static_cast<int32_t>(coordinate);
     }
@@ -204,11 +209,12 @@ class Binder {
     for (const Slot& slot : group.slots) {
       if (!lives_at(slot, rule_.mesh, position)) continue;
       if (!here.empty() && here.back().first->rule->slot == slot.rule->slot)
-        throw UsageError("two tensors claim the same slot of a local tensor",
-                         str_cat("'", spec_->tensors()[slot.tensor].name, "' in '",
-                                 names_[group.name], "'"),
-                         "");
-      here.emplace_back(&slot, share_of(spec_->tensors()[slot.tensor], *slot.rule, rule_.mesh, position));
+        throw UsageError(
+            "two tensors claim the same slot of a local tensor",
+            str_cat("'", spec_->tensors()[slot.tensor].name, "' in '", names_[group.name], "'"),
+            "");
+      here.emplace_back(&slot,
+                        share_of(spec_->tensors()[slot.tensor], *slot.rule, rule_.mesh, position));
     }
     if (here.empty()) return;
     const Rank rank = rule_.mesh.ranks[position];
@@ -233,16 +239,16 @@ class Binder {
     for (size_t i = 1; i < here_.size(); ++i) {
       const TensorInfo& next = spec_->tensors()[here_[i].first->tensor];
       const int cat_dim = here_[i].first->rule->cat_dim;
-      bool fits = next.shape.ndim == shape.ndim && next.dtype == first.dtype && cat_dim < shape.ndim &&
-                  cat_dim == here_.front().first->rule->cat_dim;
+      bool fits = next.shape.ndim == shape.ndim && next.dtype == first.dtype &&
+                  cat_dim < shape.ndim && cat_dim == here_.front().first->rule->cat_dim;
       for (int dim = 0; fits && dim < shape.ndim; ++dim)
         fits = dim == cat_dim || here_[i].second.local_size[dim] == shape.size[dim];
       if (!fits)
-        throw UsageError(str_cat("tensors cannot be joined into '", names_[group.name], "'"),
-                         str_cat("'", first.name, "' ", first.shape.to_string(), " ",
-                                 dtype_name(first.dtype), " and '", next.name, "' ",
-                                 next.shape.to_string(), " ", dtype_name(next.dtype)),
-                         "");
+        throw UsageError(
+            str_cat("tensors cannot be joined into '", names_[group.name], "'"),
+            str_cat("'", first.name, "' ", first.shape.to_string(), " ", dtype_name(first.dtype),
+                    " and '", next.name, "' ", next.shape.to_string(), " ", dtype_name(next.dtype)),
+            "");
       shape.size[cat_dim] += here_[i].second.local_size[cat_dim];
     }
     return shape;

@@ -12,7 +12,8 @@ Shape::Shape(std::span<const int64_t> sizes) : ndim(static_cast<int>(sizes.size(
                      "Flatten it first.");
   for (int dim = 0; dim < ndim; ++dim) {
     if (sizes[dim] < 0)
-      throw UsageError("a tensor has a negative size", str_cat("dim ", dim, " is ", sizes[dim]), "");
+      throw UsageError("a tensor has a negative size", str_cat("dim ", dim, " is ", sizes[dim]),
+                       "");
     size[dim] = sizes[dim];
   }
 }
@@ -56,8 +57,7 @@ bool Box::contains(const Box& inner) const {
 
 std::string Box::to_string() const {
   std::string text = "[";
-  for (int dim = 0; dim < ndim; ++dim)
-    text += str_cat(dim ? ", " : "", start[dim], ":", end(dim));
+  for (int dim = 0; dim < ndim; ++dim) text += str_cat(dim ? ", " : "", start[dim], ":", end(dim));
   return text + "]";
 }
 
@@ -90,9 +90,10 @@ void subtract(const Box& whole, const Box& hole, std::vector<Box>& rest) {
   }
 }
 
-void split_row_major(const Box& box, int64_t elems, std::vector<Box>& head, std::vector<Box>& tail) {
-  // Rows of the current dim that fit whole go to the head; the row that is cut becomes the box of the
-  // next dim. What lies behind each cut row goes to the tail, innermost first.
+void split_row_major(const Box& box, int64_t elems, std::vector<Box>& head,
+                     std::vector<Box>& tail) {
+  // Rows of the current dim that fit whole go to the head; the row that is cut becomes the box of
+  // the next dim. What lies behind each cut row goes to the tail, innermost first.
   Box row = box;
   std::vector<Box> behind;
   for (int dim = 0; dim < box.ndim && elems > 0; ++dim) {

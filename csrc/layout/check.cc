@@ -1,8 +1,8 @@
 // The proof of a layout, apart from the code that makes one.
 //
 // Claims: a piece *claims* the local elements at its place. Most pieces claim a box of the local
-// tensor's own index space; those are compared as boxes. What is no box (a row group with a gap, say)
-// is marked element by element, in a bitmap of that one local tensor.
+// tensor's own index space; those are compared as boxes. What is no box (a row group with a gap,
+// say) is marked element by element, in a bitmap of that one local tensor.
 #include <algorithm>
 #include <optional>
 
@@ -101,10 +101,9 @@ void check_disjoint(const Layout& layout, std::span<const Claim> claims) {
     std::erase_if(open, [&](const auto& entry) { return entry.first->last < claim.first; });
     for (const auto& [other, other_box] : open)
       if (!intersect(*box, other_box).empty())
-        throw UsageError("a local element is claimed twice",
-                         str_cat(describe(layout, *other->piece), " and ",
-                                 describe(layout, *claim.piece)),
-                         "");
+        throw UsageError(
+            "a local element is claimed twice",
+            str_cat(describe(layout, *other->piece), " and ", describe(layout, *claim.piece)), "");
     open.emplace_back(&claim, *box);
   }
 }
@@ -120,8 +119,10 @@ void check_covered(const Layout& layout, int32_t tensor) {
     next.clear();
     for (const Box& box : missing) {
       const Box common = intersect(box, piece.box);
-      if (common.empty()) next.push_back(box);
-      else subtract(box, common, next);
+      if (common.empty())
+        next.push_back(box);
+      else
+        subtract(box, common, next);
     }
     missing.swap(next);
   }
@@ -147,9 +148,11 @@ void Layout::check() const {
     return std::tie(a.piece->local, a.first) < std::tie(b.piece->local, b.first);
   });
   for (size_t begin = 0, end; begin < claims.size(); begin = end) {
-    for (end = begin + 1; end < claims.size() && claims[end].piece->local == claims[begin].piece->local;)
+    for (end = begin + 1;
+         end < claims.size() && claims[end].piece->local == claims[begin].piece->local;)
       ++end;
-    if (end - begin > 1 || !local_box(locals_[claims[begin].piece->local].shape, *claims[begin].piece))
+    if (end - begin > 1 ||
+        !local_box(locals_[claims[begin].piece->local].shape, *claims[begin].piece))
       check_disjoint(*this, std::span(claims).subspan(begin, end - begin));
   }
   for (int32_t tensor = 0; tensor < static_cast<int32_t>(spec_->tensors().size()); ++tensor)

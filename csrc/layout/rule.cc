@@ -37,8 +37,9 @@ std::string template_of(const std::string& name, std::vector<int64_t>& numbers) 
     const size_t end = std::min(name.find('.', begin), name.size());
     const std::string part = name.substr(begin, end - begin);
     // 18 digits fit 63 bits; a longer component is just a name.
-    const bool numeric = !part.empty() && part.size() <= 18 &&
-                         std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool numeric =
+        !part.empty() && part.size() <= 18 &&
+        std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (numeric) numbers.push_back(std::stoll(part));
     if (begin > 0) result += '.';
     result += numeric ? "*" : part;

@@ -8,8 +8,8 @@ namespace {
 
 constexpr char kMagic[] = "hybridengine.layout";
 constexpr uint32_t kVersion = 1;
-constexpr size_t kLocalBytes = 4 + 4 + 1 + 4;          // of a 0-dim local tensor
-constexpr size_t kPieceBytes = 4 + 4 + 4 + 4 + 8;      // of a 0-dim piece
+constexpr size_t kLocalBytes = 4 + 4 + 1 + 4;      // of a 0-dim local tensor
+constexpr size_t kPieceBytes = 4 + 4 + 4 + 4 + 8;  // of a 0-dim piece
 
 void put_dims(BlobWriter& writer, int ndim, const Dims& dims) {
   for (int dim = 0; dim < ndim; ++dim) writer.put(dims[dim]);

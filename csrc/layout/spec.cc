@@ -12,7 +12,8 @@ constexpr size_t kSmallestEntryBytes = 8 + 1 + 4;  // empty name, dtype, no dims
 
 }  // namespace
 
-Spec::Spec(std::vector<TensorInfo> tensors, std::vector<std::pair<std::string, std::string>> aliases)
+Spec::Spec(std::vector<TensorInfo> tensors,
+           std::vector<std::pair<std::string, std::string>> aliases)
     : tensors_(std::move(tensors)), aliases_(std::move(aliases)) {
   index_.reserve(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -52,7 +53,8 @@ Spec Spec::with_dtype(Dtype dtype) const {
 std::string Spec::to_string() const {
   std::string text;
   for (const TensorInfo& tensor : tensors_)
-    text += str_cat(tensor.name, " ", tensor.shape.to_string(), " ", dtype_name(tensor.dtype), "\n");
+    text +=
+        str_cat(tensor.name, " ", tensor.shape.to_string(), " ", dtype_name(tensor.dtype), "\n");
   for (const auto& [alias, owner] : aliases_) text += str_cat(alias, " = ", owner, "\n");
   return text;
 }
@@ -86,7 +88,8 @@ Spec Spec::load(std::string_view blob) {
     tensor.dtype = reader.get_dtype();
     const auto ndim = reader.get<int32_t>();
     if (ndim < 0 || ndim > kMaxDims)
-      throw UsageError("saved bytes hold a tensor with an impossible rank", str_cat(ndim, " dims"), "");
+      throw UsageError("saved bytes hold a tensor with an impossible rank", str_cat(ndim, " dims"),
+                       "");
     Dims sizes{};
     for (int dim = 0; dim < ndim; ++dim) sizes[dim] = reader.get<int64_t>();
     tensor.shape = Shape(std::span(sizes.data(), static_cast<size_t>(ndim)));

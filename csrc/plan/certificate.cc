@@ -48,9 +48,12 @@ std::string gigabytes(int64_t bytes) {
   std::ostringstream text;
   text.precision(2);
   text << std::fixed;
-  if (bytes >= 1'000'000'000) text << static_cast<double>(bytes) / 1e9 << " GB";
-  else if (bytes >= 1'000'000) text << static_cast<double>(bytes) / 1e6 << " MB";
-  else text << bytes << " B";
+  if (bytes >= 1'000'000'000)
+    text << static_cast<double>(bytes) / 1e9 << " GB";
+  else if (bytes >= 1'000'000)
+    text << static_cast<double>(bytes) / 1e6 << " MB";
+  else
+    text << bytes << " B";
   return text.str();
 }
 
@@ -60,7 +63,8 @@ double Certificate::received_over_bound() const {
   double worst = 1;
   for (const RankBytes& row : ranks) {
     if (row.bound_bytes > 0)
-      worst = std::max(worst, static_cast<double>(row.received_bytes) / static_cast<double>(row.bound_bytes));
+      worst = std::max(
+          worst, static_cast<double>(row.received_bytes) / static_cast<double>(row.bound_bytes));
     else if (row.received_bytes > 0)
       worst = std::numeric_limits<double>::infinity();
   }
@@ -74,7 +78,8 @@ double Certificate::sender_max_over_mean() const {
     total += row.sent_bytes;
   }
   if (total == 0) return 1;
-  return static_cast<double>(most) * static_cast<double>(senders.size()) / static_cast<double>(total);
+  return static_cast<double>(most) * static_cast<double>(senders.size()) /
+         static_cast<double>(total);
 }
 
 int64_t Certificate::moved_bytes() const {
@@ -87,8 +92,8 @@ std::string Certificate::to_string() const {
   std::string text;
   for (const RankBytes& row : ranks)
     text += str_cat("rank ", row.rank, ": received ", gigabytes(row.received_bytes), " of ",
-                    gigabytes(row.bound_bytes), " bound, held ", gigabytes(row.held_bytes), ", sent ",
-                    gigabytes(row.sent_bytes), "\n");
+                    gigabytes(row.bound_bytes), " bound, held ", gigabytes(row.held_bytes),
+                    ", sent ", gigabytes(row.sent_bytes), "\n");
   return text;
 }
 
@@ -105,8 +110,10 @@ int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& b
     for (const Box& part : missing) {
       const Box common = intersect(part, piece->box);
       held += common.num_elems();
-      if (common.empty()) next.push_back(part);
-      else subtract(part, common, next);
+      if (common.empty())
+        next.push_back(part);
+      else
+        subtract(part, common, next);
     }
     missing.swap(next);
   }

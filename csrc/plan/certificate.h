@@ -1,7 +1,7 @@
 // Certificate: what each rank receives and sends, against what it must.
 //
-// The bound comes from the layouts alone, the received bytes from the moves, so that a planner cannot
-// certify itself.
+// The bound comes from the layouts alone, the received bytes from the moves, so that a planner
+// cannot certify itself.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct Certificate {
   std::vector<RankBytes> ranks;  // every rank of either side, ascending
   std::vector<Rank> senders;     // those that hold a source piece
 
-  /// Largest received/bound over ranks; 1 where a bound is 0 and nothing is received, infinity where
-  /// something is.
+  /// Largest received/bound over ranks; 1 where a bound is 0 and nothing is received, infinity
+  /// where something is.
   double received_over_bound() const;
   /// Largest sent bytes over their mean, over `senders`; 1 when nothing is sent.
   double sender_max_over_mean() const;

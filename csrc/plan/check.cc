@@ -26,7 +26,8 @@ void check_ends(const Plan& plan, const Move& move) {
   ensure(!move.box.empty(), "a move is empty", [&] { return describe(plan, move); });
   ensure(move.src_dtype == src_info.dtype && move.dst_dtype == info.dtype,
          "a move has another element type than its ends", [&] { return describe(plan, move); });
-  ensure(move.step == 0, "a move is in a step that no plan has yet", [&] { return describe(plan, move); });
+  ensure(move.step == 0, "a move is in a step that no plan has yet",
+         [&] { return describe(plan, move); });
 }
 
 /// `moves` are those of one destination piece.
@@ -38,17 +39,17 @@ void check_piece(const Plan& plan, const Piece& piece, std::span<const Move*> mo
   for (const Move* move : moves) {
     elems += move->box.num_elems();
     if (piece.box.ndim > 0)
-      std::erase_if(open, [&](const Move* other) { return other->box.end(0) <= move->box.start[0]; });
+      std::erase_if(open,
+                    [&](const Move* other) { return other->box.end(0) <= move->box.start[0]; });
     for (const Move* other : open)
       ensure(intersect(other->box, move->box).empty(), "a destination byte is written twice",
              [&] { return describe(plan, *other) + " and " + describe(plan, *move); });
     open.push_back(move);
   }
-  ensure(elems == piece.box.num_elems(), "a destination byte is never written",
-         [&] {
-           return str_cat("'", plan.dst().spec().tensors()[piece.tensor].name, "' ",
-                          piece.box.to_string(), " of rank ", piece.rank);
-         });
+  ensure(elems == piece.box.num_elems(), "a destination byte is never written", [&] {
+    return str_cat("'", plan.dst().spec().tensors()[piece.tensor].name, "' ", piece.box.to_string(),
+                   " of rank ", piece.rank);
+  });
 }
 
 }  // namespace

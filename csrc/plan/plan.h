@@ -79,9 +79,9 @@ class Plan {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
-/// Plans the movement. Both layouts must describe the same logical tensors (names and shapes; dtypes
-/// may differ between floating types). Throws UsageError that lists what differs, or a destination
-/// box that no source rank holds.
+/// Plans the movement. Both layouts must describe the same logical tensors (names and shapes;
+/// dtypes may differ between floating types). Throws UsageError that lists what differs, or a
+/// destination box that no source rank holds.
 PlanPtr make_plan(const LayoutPtr& src, const LayoutPtr& dst);
 
 }  // namespace hybridengine

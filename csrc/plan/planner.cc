@@ -8,8 +8,8 @@
 // members (water-filling). A demand is cut where a holder's share ends, so at most one demand per
 // holder and set is cut.
 //
-// Source boxes that overlap without being equal are served first come, first served: every byte still
-// moves once, but balance only sees equal boxes.
+// Source boxes that overlap without being equal are served first come, first served: every byte
+// still moves once, but balance only sees equal boxes.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -28,7 +28,7 @@ struct Atom {
 };
 
 struct Demand {
-  Move move;             // src and src_piece are open
+  Move move;                    // src and src_piece are open
   std::vector<int32_t> pieces;  // one per holder, in the order of the holder set
 };
 
@@ -51,7 +51,8 @@ class Planner {
   int32_t holder_set_of(const std::vector<int32_t>& pieces) {
     std::vector<Rank> holders;
     for (const int32_t piece : pieces) holders.push_back(src_->pieces()[piece].rank);
-    return set_index_.emplace(std::move(holders), static_cast<int32_t>(set_index_.size())).first->second;
+    return set_index_.emplace(std::move(holders), static_cast<int32_t>(set_index_.size()))
+        .first->second;
   }
 
   void find_atoms(int32_t tensor) {
@@ -61,11 +62,13 @@ class Planner {
     std::map<std::pair<Dims, Dims>, size_t> index;
     for (int32_t i = 0; i < static_cast<int32_t>(src_pieces_.size()); ++i) {
       const Piece& piece = src_pieces_[i];
-      const auto [entry, fresh] = index.emplace(std::pair(piece.box.start, piece.box.size), atoms_.size());
+      const auto [entry, fresh] =
+          index.emplace(std::pair(piece.box.start, piece.box.size), atoms_.size());
       if (fresh) atoms_.push_back({piece.box, {}, 0});
       std::vector<int32_t>& pieces = atoms_[entry->second].pieces;
       // A rank may hold a box twice; one place is enough.
-      if (pieces.empty() || src_->pieces()[pieces.back()].rank != piece.rank) pieces.push_back(base + i);
+      if (pieces.empty() || src_->pieces()[pieces.back()].rank != piece.rank)
+        pieces.push_back(base + i);
     }
     for (Atom& atom : atoms_) atom.holder_set = holder_set_of(atom.pieces);
   }
@@ -106,7 +109,8 @@ class Planner {
       if (missing_.empty()) break;
       take_out(atom.box, [&](const Box& part) {
         move.box = part;
-        if (atom.holder_set >= static_cast<int32_t>(demands_.size())) demands_.resize(atom.holder_set + 1);
+        if (atom.holder_set >= static_cast<int32_t>(demands_.size()))
+          demands_.resize(atom.holder_set + 1);
         demands_[atom.holder_set].push_back({move, atom.pieces});
       });
     }
@@ -124,7 +128,8 @@ class Planner {
       return std::tuple(a->first.size(), a->second) < std::tuple(b->first.size(), b->second);
     });
     for (const auto* set : sets)
-      if (set->second < static_cast<int32_t>(demands_.size())) share_out(set->first, demands_[set->second]);
+      if (set->second < static_cast<int32_t>(demands_.size()))
+        share_out(set->first, demands_[set->second]);
   }
 
   void share_out(const std::vector<Rank>& holders, const std::vector<Demand>& demands) {
@@ -184,7 +189,8 @@ class Planner {
     };
     std::vector<std::pair<decltype(key(moves_.front())), int32_t>> keys;
     keys.reserve(moves_.size());
-    for (int32_t i = 0; i < static_cast<int32_t>(moves_.size()); ++i) keys.emplace_back(key(moves_[i]), i);
+    for (int32_t i = 0; i < static_cast<int32_t>(moves_.size()); ++i)
+      keys.emplace_back(key(moves_[i]), i);
     std::sort(keys.begin(), keys.end());
     std::vector<Move> ordered;
     ordered.reserve(moves_.size());

@@ -1,13 +1,13 @@
 // Cutting and fusing moves into buckets.
 //
-// Vocabulary: each ordered pair of ranks has at most one *open* bucket per step; moves are appended in
-// plan order and cut where the bucket is full. A *window* is a stretch of bucket_bytes of what one
-// destination rank receives, in plan order; with `in_order` a bucket is closed at the end of its
-// window, so that nothing of a later window arrives in it.
+// Vocabulary: each ordered pair of ranks has at most one *open* bucket per step; moves are appended
+// in plan order and cut where the bucket is full. A *window* is a stretch of bucket_bytes of what
+// one destination rank receives, in plan order; with `in_order` a bucket is closed at the end of
+// its window, so that nothing of a later window arrives in it.
 //
-// Rounds: the k-th bucket of a pair (with `in_order`: that of window k) travels in round k * world +
-// (distance from src to dst), so in one round the pairs form partial matchings and no two destinations
-// start with the same source.
+// Rounds: the k-th bucket of a pair (with `in_order`: that of window k) travels in round k * world
+// + (distance from src to dst), so in one round the pairs form partial matchings and no two
+// destinations start with the same source.
 #include <algorithm>
 #include <map>
 
@@ -39,7 +39,8 @@ class Fuser {
 
   void add_move(int32_t index) {
     const Move& move = plan_.moves()[index];
-    const auto elem_bytes = static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+    const auto elem_bytes =
+        static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
     todo_.assign(1, move.box);
     while (!todo_.empty()) {
       const Box box = todo_.back();
@@ -58,12 +59,13 @@ class Fuser {
     }
   }
 
-  /// Elements that still fit into the open bucket of the move's pair, at least 1; opens a new bucket
-  /// where none does.
+  /// Elements that still fit into the open bucket of the move's pair, at least 1; opens a new
+  /// bucket where none does.
   int64_t room_for(const Move& move, int64_t elem_bytes, int64_t& offset) {
     int64_t& received = received_[move.dst];
     const int64_t window = in_order_ ? received / bucket_bytes_ : 0;
-    const int64_t left_in_window = in_order_ ? (window + 1) * bucket_bytes_ - received : bucket_bytes_;
+    const int64_t left_in_window =
+        in_order_ ? (window + 1) * bucket_bytes_ - received : bucket_bytes_;
     Open& open = open_[{move.src, move.dst}];
     for (;;) {
       if (open.bucket >= 0 && open.window == window) {
@@ -111,7 +113,8 @@ class Fuser {
 int64_t widest_elem(const Plan& plan) {
   int64_t widest = 1;
   for (const Move& move : plan.moves())
-    widest = std::max(widest, static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype))));
+    widest = std::max(
+        widest, static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype))));
   return widest;
 }
 
@@ -133,7 +136,8 @@ void Schedule::check() const {
     int64_t end = 0;
     for (const Item& item : bucket.items) {
       const Move& move = plan_->moves()[item.move];
-      const auto elem_bytes = static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+      const auto elem_bytes =
+          static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
       ensure(item.offset_bytes >= end, "two items of a bucket overlap",
              [&] { return str_cat("move ", item.move); });
       ensure(move.box.contains(item.box) && move.src == bucket.src && move.dst == bucket.dst,

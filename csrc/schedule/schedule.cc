@@ -31,14 +31,16 @@ Schedule::Schedule(PlanPtr plan, int64_t bucket_bytes, std::vector<Bucket> bucke
   std::vector<int32_t> order(buckets_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return std::pair(buckets_[a].step, buckets_[a].round) < std::pair(buckets_[b].step, buckets_[b].round);
+    return std::pair(buckets_[a].step, buckets_[a].round) <
+           std::pair(buckets_[b].step, buckets_[b].round);
   });
   for (const int32_t bucket : order) {
     grow(incoming_, buckets_[bucket].dst).push_back(bucket);
     grow(outgoing_, buckets_[bucket].src).push_back(bucket);
   }
   for (size_t i = 0; i < plan_->moves().size(); ++i)
-    if (plan_->moves()[i].local()) grow(local_, plan_->moves()[i].dst).push_back(static_cast<int32_t>(i));
+    if (plan_->moves()[i].local())
+      grow(local_, plan_->moves()[i].dst).push_back(static_cast<int32_t>(i));
 }
 
 const std::vector<int32_t>& Schedule::incoming(Rank rank) const { return row(incoming_, rank); }
@@ -57,7 +59,8 @@ std::string Schedule::to_string() const {
 }
 
 bool Schedule::operator==(const Schedule& other) const {
-  return bucket_bytes_ == other.bucket_bytes_ && buckets_ == other.buckets_ && *plan_ == *other.plan_;
+  return bucket_bytes_ == other.bucket_bytes_ && buckets_ == other.buckets_ &&
+         *plan_ == *other.plan_;
 }
 
 Blob Schedule::save() const {
@@ -100,14 +103,18 @@ Item get_item(BlobReader& reader, const Plan& plan, const Bucket& bucket) {
   for (int dim = 0; dim < move.box.ndim; ++dim) {
     const auto start = item.box.start[dim] = reader.get<int64_t>();
     const auto size = item.box.size[dim] = reader.get<int64_t>();
-    if (start < move.box.start[dim] || size < 0 || start > move.box.end(dim) || size > move.box.end(dim) - start)
-      throw UsageError("saved bytes hold a bucket item outside of its move", str_cat("move ", item.move), "");
+    if (start < move.box.start[dim] || size < 0 || start > move.box.end(dim) ||
+        size > move.box.end(dim) - start)
+      throw UsageError("saved bytes hold a bucket item outside of its move",
+                       str_cat("move ", item.move), "");
   }
-  const auto elem_bytes = static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+  const auto elem_bytes =
+      static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
   const int64_t bytes = item.box.num_elems() * elem_bytes;
   if (move.src != bucket.src || move.dst != bucket.dst || move.local() || item.offset_bytes < 0 ||
       item.offset_bytes > bucket.num_bytes - bytes || item.offset_bytes % elem_bytes != 0)
-    throw UsageError("saved bytes hold an item that does not fit its bucket", str_cat("move ", item.move), "");
+    throw UsageError("saved bytes hold an item that does not fit its bucket",
+                     str_cat("move ", item.move), "");
   return item;
 }
 
@@ -130,11 +137,14 @@ SchedulePtr Schedule::load(std::string_view blob) {
     const auto num_items = reader.get<uint64_t>();
     reader.check_count(num_items, kItemBytes);
     if (bucket.num_bytes < 0 || bucket.num_bytes > bucket_bytes)
-      throw UsageError("saved bytes hold a bucket of an impossible size", str_cat(bucket.num_bytes), "");
-    for (uint64_t i = 0; i < num_items; ++i) bucket.items.push_back(get_item(reader, *plan, bucket));
+      throw UsageError("saved bytes hold a bucket of an impossible size", str_cat(bucket.num_bytes),
+                       "");
+    for (uint64_t i = 0; i < num_items; ++i)
+      bucket.items.push_back(get_item(reader, *plan, bucket));
   }
   reader.finish();
-  auto schedule = std::make_shared<const Schedule>(std::move(plan), bucket_bytes, std::move(buckets));
+  auto schedule =
+      std::make_shared<const Schedule>(std::move(plan), bucket_bytes, std::move(buckets));
   schedule->check();
   return schedule;
 }

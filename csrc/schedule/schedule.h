@@ -19,9 +19,9 @@ namespace hybridengine {
 inline constexpr int64_t kDefaultBucketBytes = int64_t{32} << 20;
 
 struct Item {
-  int32_t move = 0;  // index into Plan::moves
+  int32_t move = 0;          // index into Plan::moves
   int64_t offset_bytes = 0;  // in the bucket, aligned to the element size on the wire
-  Box box;           // within the move's box
+  Box box;                   // within the move's box
   bool operator==(const Item& other) const = default;
 };
 
@@ -70,9 +70,9 @@ class Schedule {
 
 using SchedulePtr = std::shared_ptr<const Schedule>;
 
-/// Cuts and fuses. `in_order` bounds how far a destination is filled ahead: buckets never reach over
-/// a window of bucket_bytes of the destination rank's need, so tensors finish in plan order (for
-/// Resharder.stream). Throws UsageError on bucket_bytes <= 0, or smaller than one element.
+/// Cuts and fuses. `in_order` bounds how far a destination is filled ahead: buckets never reach
+/// over a window of bucket_bytes of the destination rank's need, so tensors finish in plan order
+/// (for Resharder.stream). Throws UsageError on bucket_bytes <= 0, or smaller than one element.
 SchedulePtr make_schedule(const PlanPtr& plan, int64_t bucket_bytes = kDefaultBucketBytes,
                           bool in_order = false);
 
