@@ -4,9 +4,9 @@
 // arrives from poll() as an Arrival of kind kLost. A transport knows ranks, memory and messages; it
 // does not know plans, buckets or tensors (engine/), nor deadlines and agreement (comm/).
 //
-// Payload: each rank offers *staging* memory. Where Caps::window, a peer's staging is mapped here and
-// the sender writes straight into it, then sends a message that says so: a message never overtakes
-// bytes written before it. Other transports get put() with their first implementation.
+// Payload: each rank offers *staging* memory. Where Caps::window, a peer's staging is mapped here
+// and the sender writes straight into it, then sends a message that says so: a message never
+// overtakes bytes written before it. Other transports get put() with their first implementation.
 //
 // Threads: send(), poll() and everything else belong to one thread at a time; board() may be read,
 // and the own board written, from any thread.
@@ -14,8 +14,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,10 +30,10 @@ namespace hybridengine {
 /// What a rank shows of itself to all others, without being asked. Lives where every peer can read
 /// it (shared memory here; a transport across hosts mirrors it).
 struct Board {
-  std::atomic<int64_t> heartbeat_ns{0};   // steady clock, written by the rank's watchdog thread
-  std::atomic<uint64_t> call{0};          // number of the call it is in; even: outside of any call
-  std::atomic<uint64_t> progress{0};      // counts whatever it completes
-  std::atomic<int32_t> waiting_for{-1};   // the peer it is waiting for, -1: none
+  std::atomic<int64_t> heartbeat_ns{0};  // steady clock, written by the rank's watchdog thread
+  std::atomic<uint64_t> call{0};         // number of the call it is in; even: outside of any call
+  std::atomic<uint64_t> progress{0};     // counts whatever it completes
+  std::atomic<int32_t> waiting_for{-1};  // the peer it is waiting for, -1: none
 };
 
 enum class MessageKind : uint32_t {
@@ -92,16 +92,21 @@ class Transport {
                        const std::function<void()>& between) = 0;
 
   /// Receive memory of at least `bytes`, visible to the peers from their next window() on. Asking
-  /// again for no more gives the same memory. Never shrinks. Throws UsageError when the machine has
-  /// no room (it is reserved here, not at first touch).
+  /// again for no more gives the same memory; asking for more gives new memory without the old
+  /// bytes, and ends the spans that staging(), and the peers' window(), gave before. Never shrinks.
+  /// Throws UsageError when the machine has no room (it is reserved here, not at first touch).
   virtual Span staging(size_t bytes) = 0;
 
-  /// The peer's staging, at least `bytes` of it, as mapped here. Only with Caps::window. The peer has
-  /// called staging() before and said so in a message.
+  /// The peer's staging, at least `bytes` of it, as mapped here. Only with Caps::window. The peer
+  /// has called staging() before and said so in a message.
   virtual Span window(Rank peer, size_t bytes) = 0;
 
   /// Queues a message. Messages to one peer arrive in order, exactly once.
   virtual void send(Rank peer, const Message& message) = 0;
+
+  /// False while a message waits here because its peer is slow: only poll() sends it. Before this
+  /// rank turns to something else it polls until this is true.
+  virtual bool sent_all() const = 0;
 
   /// Appends what has arrived, waiting up to `timeout` for the first. Flushes queued messages.
   virtual void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) = 0;

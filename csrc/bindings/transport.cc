@@ -1,0 +1,197 @@
+// The registry of transports, and one endpoint of a transport for the conformance tests.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "transport/registry.h"
+
+namespace py = pybind11;
+
+namespace hybridengine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+py::dict dict_of(const Caps& caps) {
+  py::dict dict;
+  dict["window"] = caps.window;
+  dict["direct"] = caps.direct;
+  dict["processes"] = caps.processes;
+  dict["payload"] = caps.payload;
+  return dict;
+}
+
+py::list list_transports() {
+  py::list list;
+  for (const TransportEntry& entry : transports()) {
+    const Probe probe = entry.probe();
+    py::dict dict;
+    dict["name"] = entry.name;
+    dict["summary"] = entry.summary;
+    dict["caps"] = dict_of(entry.caps);
+    dict["available"] = probe.available;
+    dict["reason"] = probe.reason;
+    list.append(dict);
+  }
+  return list;
+}
+
+/// A writable buffer over staging or a window; valid until either grows or the endpoint closes.
+struct EndpointMemory {
+  Span span;
+};
+
+/// One rank's transport, closed by close() or with the object.
+class Endpoint {
+ public:
+  Endpoint(const std::string& name, Rank rank, int32_t world, const std::string& group)
+      : transport_(find_transport(name).make(rank, world, group)) {}
+
+  Transport& transport() const {
+    if (!transport_) throw UsageError("this endpoint is closed", "", "Make a new one.");
+    return *transport_;
+  }
+
+  void connect(const std::vector<std::string>& addresses, double timeout_s) {
+    transport().connect(addresses, Clock::now() + duration_of(timeout_s), check_signals);
+  }
+
+  std::vector<Arrival> poll(double timeout_s) {
+    constexpr std::chrono::microseconds kSlice = std::chrono::milliseconds(100);
+    const auto until = Clock::now() + duration_of(timeout_s);
+    std::vector<Arrival> arrivals;
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::microseconds>(until - Clock::now());
+      transport().poll(arrivals, std::clamp<std::chrono::microseconds>(left, {}, kSlice));
+      if (!arrivals.empty() || Clock::now() >= until) return arrivals;
+      check_signals();
+    }
+  }
+
+  void close() { transport_.reset(); }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+};
+
+py::object memory_of(const Span& span) {
+  if (!span.data) return py::none();
+  return py::cast(EndpointMemory{span});
+}
+
+py::tuple tuple_of(const Arrival& arrival) {
+  if (arrival.kind == Arrival::Kind::kLost)
+    return py::make_tuple("lost", arrival.peer, arrival.reason);
+  const Message& message = arrival.message;
+  return py::make_tuple("message", arrival.peer, static_cast<uint32_t>(message.kind),
+                        message.bucket, message.call, message.offset, message.value,
+                        py::bytes(message.text));
+}
+
+py::list poll_list(Endpoint& endpoint, double timeout_s) {
+  std::vector<Arrival> arrivals;
+  {
+    const py::gil_scoped_release released;
+    arrivals = endpoint.poll(timeout_s);
+  }
+  py::list list;
+  for (const Arrival& arrival : arrivals) list.append(tuple_of(arrival));
+  return list;
+}
+
+py::object board_dict(Endpoint& endpoint, Rank rank) {
+  const Board* board = endpoint.transport().board(rank);
+  if (!board) return py::none();
+  py::dict dict;
+  dict["heartbeat_ns"] = board->heartbeat_ns.load();
+  dict["call"] = board->call.load();
+  dict["progress"] = board->progress.load();
+  dict["waiting_for"] = board->waiting_for.load();
+  return dict;
+}
+
+void set_board(Endpoint& endpoint, Rank rank, int64_t heartbeat_ns, uint64_t call,
+               uint64_t progress, int32_t waiting_for) {
+  Board* board = endpoint.transport().board(rank);
+  if (!board) throw UsageError("there is no board yet", "", "Call connect() first.");
+  board->heartbeat_ns = heartbeat_ns;
+  board->call = call;
+  board->progress = progress;
+  board->waiting_for = waiting_for;
+}
+
+void bind_endpoint(py::module_& module) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  py::class_<Endpoint>(module, "Endpoint", "One rank's end of a transport, for tests.")
+      .def_static(
+          "make",
+          [](const std::string& name, Rank rank, int32_t world, const std::string& group) {
+            return std::make_unique<Endpoint>(name, rank, world, group);
+          },
+          py::arg("name"), py::arg("rank"), py::arg("world"), py::arg("group"),
+          "An endpoint of the transport `name` (or 'auto').")
+      .def_property_readonly("name", [](const Endpoint& self) { return self.transport().name(); })
+      .def_property_readonly("caps",
+                             [](const Endpoint& self) { return dict_of(self.transport().caps()); })
+      .def(
+          "address", [](Endpoint& self) { return py::bytes(self.transport().address()); },
+          "What the other ranks need to reach this one.")
+      .def("connect", &Endpoint::connect, py::arg("addresses"), py::arg("timeout_s"), released(),
+           "Blocks until all ranks with an address are there.")
+      .def(
+          "staging",
+          [](Endpoint& self, size_t bytes) { return memory_of(self.transport().staging(bytes)); },
+          py::arg("bytes"), py::keep_alive<0, 1>(), "Own receive memory as a buffer, or None.")
+      .def(
+          "window",
+          [](Endpoint& self, Rank peer, size_t bytes) {
+            return memory_of(self.transport().window(peer, bytes));
+          },
+          py::arg("peer"), py::arg("bytes"), py::keep_alive<0, 1>(),
+          "The staging of `peer` as a buffer, or None.")
+      .def(
+          "send",
+          [](Endpoint& self, Rank peer, uint32_t kind, uint32_t bucket, uint64_t call,
+             uint64_t offset, uint64_t value, std::string text) {
+            self.transport().send(
+                peer, {MessageKind{kind}, bucket, call, offset, value, std::move(text)});
+          },
+          py::arg("peer"), py::arg("kind") = 0, py::arg("bucket") = 0, py::arg("call") = 0,
+          py::arg("offset") = 0, py::arg("value") = 0, py::arg("text") = "", released(),
+          "Queues a message; does not block.")
+      .def("poll", &poll_list, py::arg("timeout_s"),
+           "What has arrived: ('message', peer, kind, bucket, call, offset, value, text) or "
+           "('lost', peer, reason).")
+      .def("board", &board_dict, py::arg("rank"),
+           "The board of `rank` as a dict, None before connect.")
+      .def("set_board", &set_board, py::arg("rank"), py::kw_only(), py::arg("heartbeat_ns") = 0,
+           py::arg("call") = 0, py::arg("progress") = 0, py::arg("waiting_for") = -1,
+           "Writes the board of `rank`, which must be the own one.")
+      .def_property_readonly(
+          "sent_all", [](const Endpoint& self) { return self.transport().sent_all(); },
+          "False while a message waits for a slow peer; poll() sends it.")
+      .def("close", &Endpoint::close, released(), "Closes the endpoint; peers see its loss.");
+}
+
+}  // namespace
+
+void bind_transport(py::module_& module) {
+  module.def("transports", &list_transports,
+             "The transports of this build, in order of preference, and whether they work here.");
+  module.attr("MAX_TEXT_BYTES") = kMaxTextBytes;
+  py::class_<EndpointMemory>(module, "EndpointMemory", py::buffer_protocol())
+      .def_buffer([](EndpointMemory& memory) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(memory.span.data),
+                               static_cast<py::ssize_t>(memory.span.bytes));
+      });
+  bind_endpoint(module);
+}
+
+}  // namespace hybridengine

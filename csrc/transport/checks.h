@@ -1,0 +1,29 @@
+// What every transport asks of its arguments, with the same words. Called by the transports.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/blob.h"
+#include "transport/transport.h"
+
+namespace hybridengine {
+
+/// Throws UsageError unless 0 <= rank < world.
+void check_place(Rank rank, int32_t world);
+/// Throws UsageError unless there is one address per rank.
+void check_addresses(std::span<const Blob> addresses, int32_t world);
+/// Throws UsageError unless `peer` is a rank of the world other than `rank`.
+void check_peer(Rank peer, Rank rank, int32_t world);
+/// Throws UsageError unless kind and text are within their bounds.
+void check_message(const Message& message);
+[[noreturn]] void throw_not_connected(Rank peer);
+[[noreturn]] void throw_already_connected();
+/// `wanted` bytes of a window, `staged` by the peer.
+[[noreturn]] void throw_small_window(Rank peer, size_t wanted_bytes, size_t staged_bytes);
+/// "ranks 2, 5 did not connect ..." for the ranks in `missing`.
+[[noreturn]] void throw_missing(const char* transport, std::span<const Rank> missing,
+                                double waited_s);
+
+}  // namespace hybridengine

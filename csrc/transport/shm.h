@@ -1,0 +1,62 @@
+// shm: the ranks are processes of one host. Messages go over Unix sockets, payload through sealed
+// memory that its owner made and its peers map. No name is left anywhere.
+//
+// The socket calls order payload and messages: bytes written to a window before send() are there
+// when poll() returns the message.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/epoll.h"
+#include "transport/fork_guard.h"
+#include "transport/registry.h"
+#include "transport/sealed_memory.h"
+#include "transport/shm_peer.h"
+
+namespace hybridengine {
+
+class ShmTransport : public Transport {
+ public:
+  ShmTransport(Rank rank, int32_t world, const std::string& group);
+  ~ShmTransport() override;
+
+  const char* name() const override;
+  const Caps& caps() const override;
+  Blob address() override;
+  void connect(std::span<const Blob> addresses, std::chrono::steady_clock::time_point deadline,
+               const std::function<void()>& between) override;
+  Span staging(size_t bytes) override;
+  Span window(Rank peer, size_t bytes) override;
+  void send(Rank peer, const Message& message) override;
+  bool sent_all() const override;
+  void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
+  Board* board(Rank rank) override;
+
+ private:
+  ShmPeer& peer_of(Rank peer);
+  void finish_connect();
+  void post(Rank rank, const Message& message, std::shared_ptr<Fd> passed);
+  void post_staging(Rank rank, const std::shared_ptr<Fd>& memory);
+  void flush(Rank rank);
+  void handle_events(std::vector<Arrival>& arrivals);
+  void receive(Rank rank, int limit, std::vector<Arrival>& arrivals);
+  void take(Rank rank, Received& frame, std::vector<Arrival>& arrivals);
+  void lose(Rank rank, const std::string& reason, std::vector<Arrival>& arrivals);
+  std::string why_closed(const ShmPeer& peer) const;
+
+  ForkGuard guard_;
+  Rank rank_;
+  int32_t world_;
+  std::string group_;
+  Listener listener_;
+  SealedMemory board_;  // one page; its descriptor goes to the peers
+  SealedMemory staging_;
+  Epoll epoll_;
+  std::vector<ShmPeer> peers_;
+  std::atomic<bool> connected_{false};
+};
+
+}  // namespace hybridengine

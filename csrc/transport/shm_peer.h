@@ -1,0 +1,31 @@
+// ShmPeer: what an endpoint of shm holds of one other rank. Plain state; shm_connect fills it and
+// shm uses it.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "transport/fd.h"
+#include "transport/process.h"
+#include "transport/seqpacket.h"
+
+namespace hybridengine {
+
+struct ShmPeer {
+  struct Outgoing {
+    Message message;
+    std::shared_ptr<Fd> passed;  // may be null
+  };
+
+  bool expected = false;  // its address was given
+  Fd socket;              // empty: not connected, or lost
+  Process process;
+  Mapping board;
+  Fd staged;                // passed, and not mapped yet
+  size_t staged_bytes = 0;  // of the newest staging
+  Mapping window;
+  std::deque<Outgoing> outbox;  // waits for room in the socket
+  bool said_bye = false;
+};
+
+}  // namespace hybridengine
