@@ -161,7 +161,7 @@ void bind_endpoint(py::module_& module) {
           [](Endpoint& self, Rank peer, uint32_t kind, uint32_t bucket, uint64_t call,
              uint64_t offset, uint64_t value, std::string text) {
             self.transport().send(
-                peer, {MessageKind{kind}, bucket, call, offset, value, 0, std::move(text)});
+                peer, {MessageKind{kind}, bucket, call, offset, value, std::move(text)});
           },
           py::arg("peer"), py::arg("kind") = 0, py::arg("bucket") = 0, py::arg("call") = 0,
           py::arg("offset") = 0, py::arg("value") = 0, py::arg("text") = "", released(),
@@ -174,6 +174,9 @@ void bind_endpoint(py::module_& module) {
       .def("set_board", &set_board, py::arg("rank"), py::kw_only(), py::arg("heartbeat_ns") = 0,
            py::arg("call") = 0, py::arg("progress") = 0, py::arg("waiting_for") = -1,
            "Writes the board of `rank`, which must be the own one.")
+      .def_property_readonly(
+          "sent_all", [](const Endpoint& self) { return self.transport().sent_all(); },
+          "False while a message waits for a slow peer; poll() sends it.")
       .def("close", &Endpoint::close, released(), "Closes the endpoint; peers see its loss.");
 }
 

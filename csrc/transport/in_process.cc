@@ -37,7 +37,8 @@ InProcessTransport::~InProcessTransport() {
   directory.remove(id_);
   {
     const std::lock_guard lock(directory.mutex);
-    own_->state = Mailbox::State::kClosed;
+    // Whoever is still connecting while this one is through gets kLost later, like everybody else.
+    if (!connected_.load(std::memory_order_relaxed)) own_->state = Mailbox::State::kClosed;
   }
   directory.changed.notify_all();
   for (const auto& peer : peers_) {

@@ -22,10 +22,9 @@ struct Header {
   uint64_t call = 0;
   uint64_t offset = 0;
   uint64_t value = 0;
-  uint64_t plan = 0;
   uint64_t text_bytes = 0;
 };
-static_assert(sizeof(Header) == 48);
+static_assert(sizeof(Header) == 40);
 
 // Room for several frames of the largest size; the kernel's default on small systems is less.
 constexpr int kSendBufferBytes = 512 << 10;
@@ -110,7 +109,6 @@ Message message_of(const Header& header, const char* text) {
           header.call,
           header.offset,
           header.value,
-          header.plan,
           std::string(text, header.text_bytes)};
 }
 
@@ -164,7 +162,6 @@ Sent send_frame(const Fd& socket, const Message& message, const Fd* passed) {
                 message.call,
                 message.offset,
                 message.value,
-                message.plan,
                 message.text.size()};
   iovec parts[2] = {{&header, sizeof header},
                     {const_cast<char*>(message.text.data()), message.text.size()}};

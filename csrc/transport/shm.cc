@@ -1,14 +1,9 @@
 #include "transport/shm.h"
 
-#include <poll.h>
-#include <sys/epoll.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <iterator>
 #include <limits>
 #include <new>
+#include <span>
 
 #include "base/error.h"
 #include "transport/checks.h"
@@ -31,28 +26,6 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(Board) <= 409
 
 uint64_t socket_tag(Rank rank) { return static_cast<uint64_t>(rank) << 1; }
 uint64_t process_tag(Rank rank) { return socket_tag(rank) | 1; }
-
-void watch(const Fd& epoll, int fd, uint64_t tag) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = tag;
-  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0)
-    throw TransportError("cannot wait for a peer", std::strerror(errno),
-                         "Raise fs.epoll.max_user_watches.");
-}
-
-/// A closed descriptor that a forked child still holds would stay watched.
-void unwatch(const Fd& epoll, int fd) {
-  if (fd >= 0) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
-}
-
-void wait_readable(const Fd& fd, Clock::duration patience) {
-  const auto ns = std::chrono::nanoseconds(patience).count();
-  const timespec limit{static_cast<time_t>(ns / 1'000'000'000),
-                       static_cast<long>(ns % 1'000'000'000)};
-  pollfd entry{fd.get(), POLLIN, 0};
-  ::ppoll(&entry, 1, &limit, nullptr);
-}
 
 }  // namespace
 
@@ -107,16 +80,13 @@ void ShmTransport::connect(std::span<const Blob> addresses, Clock::time_point de
 }
 
 void ShmTransport::finish_connect() {
-  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_)
-    throw TransportError("cannot wait for peers", std::strerror(errno),
-                         "Raise the limit on open files (ulimit -n).");
+  epoll_.open();
   board_.fd.reset();
   const auto staging = std::make_shared<Fd>(std::move(staging_.fd));
   for (Rank rank = 0; rank < world_; ++rank) {
     if (!peers_[rank].socket) continue;
-    watch(epoll_, peers_[rank].socket.get(), socket_tag(rank));
-    if (peers_[rank].process.fd() >= 0) watch(epoll_, peers_[rank].process.fd(), process_tag(rank));
+    epoll_.add(peers_[rank].socket.get(), socket_tag(rank));
+    if (peers_[rank].process.fd() >= 0) epoll_.add(peers_[rank].process.fd(), process_tag(rank));
     if (*staging) post_staging(rank, staging);
   }
   connected_.store(true, std::memory_order_release);
@@ -144,7 +114,7 @@ Span ShmTransport::staging(size_t bytes) {
 }
 
 void ShmTransport::post_staging(Rank rank, const std::shared_ptr<Fd>& memory) {
-  post(rank, {kStaging, 0, 0, 0, staging_.memory.bytes(), 0, {}}, memory);
+  post(rank, {kStaging, 0, 0, 0, staging_.memory.bytes(), {}}, memory);
 }
 
 Span ShmTransport::window(Rank rank, size_t bytes) {
@@ -170,7 +140,7 @@ void ShmTransport::post(Rank rank, const Message& message, std::shared_ptr<Fd> p
   if (!peer.socket) return;
   if (peer.outbox.empty()) {
     if (send_frame(peer.socket, message, passed.get()) != Sent::kFull) return;
-    want_writable(rank, true);
+    epoll_.want_writable(peer.socket.get(), socket_tag(rank), true);
   }
   peer.outbox.push_back({message, std::move(passed)});
 }
@@ -183,14 +153,11 @@ void ShmTransport::flush(Rank rank) {
     if (send_frame(peer.socket, next.message, next.passed.get()) == Sent::kFull) return;
     peer.outbox.pop_front();
   }
-  want_writable(rank, false);
+  epoll_.want_writable(peer.socket.get(), socket_tag(rank), false);
 }
 
-void ShmTransport::want_writable(Rank rank, bool wanted) {
-  epoll_event event{};
-  event.events = wanted ? EPOLLIN | EPOLLOUT : EPOLLIN;
-  event.data.u64 = socket_tag(rank);
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, peers_[rank].socket.get(), &event);
+bool ShmTransport::sent_all() const {
+  return std::ranges::all_of(peers_, [](const ShmPeer& peer) { return peer.outbox.empty(); });
 }
 
 void ShmTransport::poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) {
@@ -203,24 +170,23 @@ void ShmTransport::poll(std::vector<Arrival>& arrivals, std::chrono::microsecond
     handle_events(arrivals);
     const auto left = until - Clock::now();
     if (arrivals.size() > before || left <= Clock::duration::zero()) return;
-    wait_readable(epoll_, left);
+    epoll_.wait(left);
   }
 }
 
 void ShmTransport::handle_events(std::vector<Arrival>& arrivals) {
   epoll_event events[64];
-  const int count = ::epoll_wait(epoll_.get(), events, std::size(events), 0);
-  for (int index = 0; index < count; ++index) {
-    const auto rank = static_cast<Rank>(events[index].data.u64 >> 1);
+  for (const epoll_event& event : std::span(events, epoll_.ready(events))) {
+    const auto rank = static_cast<Rank>(event.data.u64 >> 1);
     ShmPeer& peer = peers_[rank];
     if (!peer.socket) continue;  // lost by an earlier event
-    if (events[index].data.u64 == process_tag(rank)) {
+    if (event.data.u64 == process_tag(rank)) {
       receive(rank, std::numeric_limits<int>::max(), arrivals);
       if (peer.socket) lose(rank, why_closed(peer), arrivals);
       continue;
     }
-    if (events[index].events & EPOLLOUT) flush(rank);
-    if (events[index].events & ~EPOLLOUT) receive(rank, kMaxFrames, arrivals);
+    if (event.events & EPOLLOUT) flush(rank);
+    if (event.events & ~EPOLLOUT) receive(rank, kMaxFrames, arrivals);
   }
 }
 
@@ -261,8 +227,8 @@ std::string ShmTransport::why_closed(const ShmPeer& peer) const {
 
 void ShmTransport::lose(Rank rank, const std::string& reason, std::vector<Arrival>& arrivals) {
   ShmPeer& peer = peers_[rank];
-  unwatch(epoll_, peer.socket.get());
-  unwatch(epoll_, peer.process.fd());
+  epoll_.remove(peer.socket.get());
+  epoll_.remove(peer.process.fd());
   peer.socket.reset();
   peer.process.forget();
   peer.outbox.clear();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/epoll.h"
 #include "transport/fork_guard.h"
 #include "transport/registry.h"
 #include "transport/sealed_memory.h"
@@ -30,6 +31,7 @@ class ShmTransport : public Transport {
   Span staging(size_t bytes) override;
   Span window(Rank peer, size_t bytes) override;
   void send(Rank peer, const Message& message) override;
+  bool sent_all() const override;
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
   Board* board(Rank rank) override;
 
@@ -39,7 +41,6 @@ class ShmTransport : public Transport {
   void post(Rank rank, const Message& message, std::shared_ptr<Fd> passed);
   void post_staging(Rank rank, const std::shared_ptr<Fd>& memory);
   void flush(Rank rank);
-  void want_writable(Rank rank, bool wanted);
   void handle_events(std::vector<Arrival>& arrivals);
   void receive(Rank rank, int limit, std::vector<Arrival>& arrivals);
   void take(Rank rank, Received& frame, std::vector<Arrival>& arrivals);
@@ -53,7 +54,7 @@ class ShmTransport : public Transport {
   Listener listener_;
   SealedMemory board_;  // one page; its descriptor goes to the peers
   SealedMemory staging_;
-  Fd epoll_;
+  Epoll epoll_;
   std::vector<ShmPeer> peers_;
   std::atomic<bool> connected_{false};
 };

@@ -93,8 +93,9 @@ class Transport {
                        const std::function<void()>& between) = 0;
 
   /// Receive memory of at least `bytes`, visible to the peers from their next window() on. Asking
-  /// again for no more gives the same memory. Never shrinks. Throws UsageError when the machine has
-  /// no room (it is reserved here, not at first touch).
+  /// again for no more gives the same memory; asking for more gives new memory without the old
+  /// bytes, and ends the spans that staging(), and the peers' window(), gave before. Never shrinks.
+  /// Throws UsageError when the machine has no room (it is reserved here, not at first touch).
   virtual Span staging(size_t bytes) = 0;
 
   /// The peer's staging, at least `bytes` of it, as mapped here. Only with Caps::window. The peer
@@ -103,6 +104,10 @@ class Transport {
 
   /// Queues a message. Messages to one peer arrive in order, exactly once.
   virtual void send(Rank peer, const Message& message) = 0;
+
+  /// False while a message waits here because its peer is slow: only poll() sends it. Before this
+  /// rank turns to something else it polls until this is true.
+  virtual bool sent_all() const = 0;
 
   /// Appends what has arrived, waiting up to `timeout` for the first. Flushes queued messages.
   virtual void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) = 0;
