@@ -161,7 +161,7 @@ void bind_endpoint(py::module_& module) {
           [](Endpoint& self, Rank peer, uint32_t kind, uint32_t bucket, uint64_t call,
              uint64_t offset, uint64_t value, std::string text) {
             self.transport().send(
-                peer, {MessageKind{kind}, bucket, call, offset, value, std::move(text)});
+                peer, {MessageKind{kind}, bucket, call, offset, value, 0, std::move(text)});
           },
           py::arg("peer"), py::arg("kind") = 0, py::arg("bucket") = 0, py::arg("call") = 0,
           py::arg("offset") = 0, py::arg("value") = 0, py::arg("text") = "", released(),

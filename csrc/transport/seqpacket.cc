@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <optional>
 
 #include "base/error.h"
 
@@ -22,9 +21,10 @@ struct Header {
   uint64_t call = 0;
   uint64_t offset = 0;
   uint64_t value = 0;
+  uint64_t plan = 0;
   uint64_t text_bytes = 0;
 };
-static_assert(sizeof(Header) == 40);
+static_assert(sizeof(Header) == 48);
 
 // Room for several frames of the largest size; the kernel's default on small systems is less.
 constexpr int kSendBufferBytes = 512 << 10;
@@ -109,6 +109,7 @@ Message message_of(const Header& header, const char* text) {
           header.call,
           header.offset,
           header.value,
+          header.plan,
           std::string(text, header.text_bytes)};
 }
 
@@ -162,6 +163,7 @@ Sent send_frame(const Fd& socket, const Message& message, const Fd* passed) {
                 message.call,
                 message.offset,
                 message.value,
+                message.plan,
                 message.text.size()};
   iovec parts[2] = {{&header, sizeof header},
                     {const_cast<char*>(message.text.data()), message.text.size()}};
@@ -194,10 +196,9 @@ Sent send_frame(const Fd& socket, const Message& message, const Fd* passed) {
 }
 
 Received receive_frame(const Fd& socket) {
-  // One per thread: frames are copied out before the next is read.
-  thread_local std::vector<char> buffer(sizeof(Header) + kMaxTextBytes);
+  char buffer[sizeof(Header) + kMaxTextBytes];
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))];
-  iovec part{buffer.data(), buffer.size()};
+  iovec part{buffer, sizeof buffer};
   // A peer that closes with unread messages leaves one ECONNRESET ahead of what it had sent.
   for (int resets = 0;;) {
     msghdr head{};
@@ -216,11 +217,11 @@ Received receive_frame(const Fd& socket) {
     Fd passed = take_passed(head, num_fds);
     Header header;
     const auto bytes = static_cast<size_t>(count);
-    std::memcpy(&header, buffer.data(), std::min(bytes, sizeof header));
+    std::memcpy(&header, buffer, std::min(bytes, sizeof header));
     const std::string reason = fault(header, bytes, head.msg_flags, num_fds);
     if (!reason.empty()) return {Received::Kind::kNonsense, {}, {}, reason};
-    return {Received::Kind::kFrame, message_of(header, buffer.data() + sizeof header),
-            std::move(passed), ""};
+    return {Received::Kind::kFrame, message_of(header, buffer + sizeof header), std::move(passed),
+            ""};
   }
 }
 

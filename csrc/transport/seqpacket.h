@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 
 #include <string>
-#include <vector>
 
 #include "transport/fd.h"
 #include "transport/transport.h"

@@ -114,7 +114,7 @@ Span ShmTransport::staging(size_t bytes) {
 }
 
 void ShmTransport::post_staging(Rank rank, const std::shared_ptr<Fd>& memory) {
-  post(rank, {kStaging, 0, 0, 0, staging_.memory.bytes(), {}}, memory);
+  post(rank, {kStaging, 0, 0, 0, staging_.memory.bytes(), 0, {}}, memory);
 }
 
 Span ShmTransport::window(Rank rank, size_t bytes) {
