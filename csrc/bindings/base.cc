@@ -131,6 +131,8 @@ void bind_base(py::module_& module) {
   bind_env(module);
   bind_log(module);
   bind_trace(module);
+  module.def("check_signals", &check_signals, py::call_guard<py::gil_scoped_release>(),
+             "Runs pending signal handlers, as every wait in the core does.");
   module.def("dtype_table", &dtype_table, "Bytes per element, by dtype name, in the core's order.");
   module.def(
       "digest", [](const py::bytes& bytes) { return digest_of(std::string_view(bytes)); },

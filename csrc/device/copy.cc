@@ -21,7 +21,7 @@ namespace {
 
 // Elements along each side of a tile: a cache line of both ends is used whole, and at a pitch of a
 // power of two (all lines in one cache set) few lines are evicted before they have been used.
-constexpr int64_t kTileElems = 32;
+constexpr int64_t kTileElems = 16;
 
 // Elements that digest_strided gathers before it digests them; lies on the stack.
 constexpr int64_t kGatherBytes = 4096;
