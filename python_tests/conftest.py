@@ -2,6 +2,9 @@
 
 import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads of several ranks starve each other
@@ -70,3 +73,41 @@ class SkipCheck:
             for line in self._unexpected:
                 terminalreporter.write_line(line)
             terminalreporter.write_line(f"Mend the cause, or add the reason to {self._path}.")
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variable of ours is set, and log and trace forget afterwards what the test set."""
+    from hybridengine import _core
+
+    def forget() -> None:
+        _core.refresh_log()
+        _core.refresh_trace()
+        _core.set_rank(-1)
+
+    for name in [name for name in os.environ if name.startswith("HYBRIDENGINE_")]:
+        monkeypatch.delenv(name)
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.fixture
+def run_core() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs code in a fresh interpreter that has _core, for what happens at first use and at exit.
+
+    Keyword arguments are the variables of ours that are set there.
+    """
+
+    def run(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        others = {k: v for k, v in os.environ.items() if not k.startswith("HYBRIDENGINE_")}
+        return subprocess.run(
+            [sys.executable, "-c", "from hybridengine import _core\n" + code],
+            env=others | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run

@@ -76,12 +76,15 @@ void bind_env(py::module_& module) {
              "Raises UsageError for the first variable that is not legal.");
   module.def("unknown_env_names", &unknown_env_names,
              "Names in the environment that look like ours and are not.");
-  module.def("env_timeout_s", [] { return static_cast<double>(env_timeout().count()) / 1000; });
-  module.def("env_enter_timeout_s",
-             [] { return static_cast<double>(env_enter_timeout().count()) / 1000; });
-  module.def("env_dump", &env_dump);
-  module.def("env_check", &env_check);
-  module.def("env_transport", &env_transport);
+  module.def(
+      "env_timeout_s", [] { return static_cast<double>(env_timeout().count()) / 1000; },
+      "Seconds without progress.");
+  module.def(
+      "env_enter_timeout_s", [] { return static_cast<double>(env_enter_timeout().count()) / 1000; },
+      "Seconds to wait for a living rank to enter.");
+  module.def("env_dump", &env_dump, "The folder for printed plans and schedules; '' is off.");
+  module.def("env_check", &env_check, "Whether every plan is proved before it is used.");
+  module.def("env_transport", &env_transport, "'auto' or a name that only the registry can judge.");
   module.def("env_token", &env_token, "The secret itself. Never print it.");
 }
 
@@ -94,7 +97,9 @@ void bind_log(py::module_& module) {
         const py::gil_scoped_release release;  // stderr may be a full pipe
         log(parsed_level, parsed_subsystem, text);
       },
-      py::arg("level"), py::arg("subsystem"), py::arg("text"));
+      py::arg("level"), py::arg("subsystem"), py::arg("text"),
+      "Writes lines to stderr where level and subsystem are shown. Raises UsageError "
+      "for names that do not exist.");
   module.def("refresh_log", &refresh_log, "Reads HYBRIDENGINE_LOG and _LOG_SUBSYS again.");
   module.def("set_rank", &set_rank, py::arg("rank"),
              "The rank this process speaks as in logs and traces; -1: none.");
@@ -131,6 +136,8 @@ void bind_base(py::module_& module) {
   bind_env(module);
   bind_log(module);
   bind_trace(module);
+  module.def("check_signals", &check_signals, py::call_guard<py::gil_scoped_release>(),
+             "Runs pending signal handlers, as every wait in the core does.");
   module.def("dtype_table", &dtype_table, "Bytes per element, by dtype name, in the core's order.");
   module.def(
       "digest", [](const py::bytes& bytes) { return digest_of(std::string_view(bytes)); },

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -21,9 +20,9 @@ namespace {
 
 // Elements along each side of a tile: a cache line of both ends is used whole, and at a pitch of a
 // power of two (all lines in one cache set) few lines are evicted before they have been used.
-constexpr int64_t kTileElems = 32;
+constexpr int64_t kTileElems = 16;
 
-// Elements that digest_strided gathers before it digests them; lies on the stack.
+// What digest_strided gathers before it digests it; lies on the stack.
 constexpr int64_t kGatherBytes = 4096;
 
 /// One dim of a copy; strides in bytes.
@@ -62,7 +61,7 @@ void merge(DimList& list) {
   list.count = std::min(list.count, last + 1);
 }
 
-/// The dims of the copy, or nothing in `empty` where some size is 0.
+/// The dims of the copy; `empty` where one of them has size 0.
 DimList dims_of(const StridedEnd& src, const StridedEnd& dst, int ndim, const Dims& size,
                 bool& empty) {
   const auto src_bytes = static_cast<int64_t>(dtype_bytes(src.dtype));
