@@ -28,7 +28,7 @@ function(he_target target)
   if(HYBRIDENGINE_SANITIZE)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${HYBRIDENGINE_SANITIZE} -fno-sanitize-recover=all
-        -fno-omit-frame-pointer -g>)
+        -fno-omit-frame-pointer -O1 -g1>)
     target_link_options(${target} PRIVATE -fsanitize=${HYBRIDENGINE_SANITIZE})
   endif()
 endfunction()

@@ -33,8 +33,8 @@ def collect() -> dict[str, Any]:
         "build": build,
         "cuda": _collect_cuda(build),
         "transports": _core.transports(),
-        "environment": _core.environment(),
-        "unknown_environment": _core.unknown_environment(),
+        "environment": _core.env_table(),
+        "unknown_environment": _core.unknown_env_names(),
     }
 
 

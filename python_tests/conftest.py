@@ -1,4 +1,4 @@
-"""What every test shares: quiet threads, hypothesis settings, and the check of skipped tests."""
+"""What every test shares: child processes like this one, settings, the check of skipped tests."""
 
 import os
 import re
@@ -11,6 +11,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads of several ran
 
 import pytest
 from hypothesis import settings
+
+import hybridengine
+
+
+def _share_imports_with_children() -> None:
+    """Child processes import the package that is tested here, whatever folder they start in."""
+    package = Path(hybridengine.__file__).parents[1]
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [str(package), str(Path(__file__).parent), *([inherited] if inherited else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ["PYTHONSAFEPATH"] = "1"  # without it `python -c` would look into its folder first
+
+
+_share_imports_with_children()
 
 _DETERMINISTIC = "CI" in os.environ
 settings.register_profile("default", deadline=None, derandomize=_DETERMINISTIC)
