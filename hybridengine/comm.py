@@ -1,8 +1,8 @@
 """Communicator: this rank among the others, and how ranks find each other.
 
 Ranks meet through a store (torch's TCPStore or FileStore, or anything with set, get and check),
-which carries only addresses. Where HYBRIDENGINE_TOKEN is set, an address is signed with it; the token
-itself comes from the launcher and never travels through the store.
+which carries only addresses. Where HYBRIDENGINE_TOKEN is set, an address is signed with it; the
+token itself comes from the launcher and never travels through the store.
 """
 
 from __future__ import annotations

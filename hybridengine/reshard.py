@@ -302,14 +302,13 @@ def reshard(
     local tensors by the destination's names ({} on a rank outside of dst).
 
     Collective over `comm` (default: the default torch.distributed group); ranks of layouts are
-    ranks of it. `model`: a module (DTensors too) or a dict of local tensors; None on ranks outside of
-    `src`. `src`, `dst`: a string such as 'fsdp2(8)' or 'vllm(tp=4,dp=2)@0-7', a LayoutRule, or a
-    Layout. `out`: tensors to write into, by destination name; padding in them stays as it is.
-    `dtype`: converts floating tensors on the way (round to nearest even). `bucket_bytes`: size of a
-    fusion buffer; results do not depend on it. `transport`: "auto" or a name; None of them copies
-    through rank 0. `verify`: compares a digest of every bucket at both ends. `timeout`: seconds
-    without progress. `alias`: destination tensors that lie whole in a source tensor of this rank
-    are views of it.
+    ranks of it. `model`: a module (DTensors too) or a dict of local tensors; None on ranks outside
+    of `src`. `src`, `dst`: a string such as 'fsdp2(8)' or 'vllm(tp=4,dp=2)@0-7', a LayoutRule, or
+    a Layout. `out`: tensors to write into, by destination name; padding in them stays as it is.
+    `dtype`: converts floating tensors on the way (round to nearest even). `bucket_bytes`: size of
+    a fusion buffer; results do not depend on it. `transport`: "auto" or a name. `verify`: compares
+    a digest of every bucket at both ends. `timeout`: seconds without progress. `alias`: destination
+    tensors that lie whole in a source tensor of this rank are views of it.
 
     Throws UsageError (on every rank, before anything is written) on arguments or tensors that do
     not fit, TransportError where a rank died or failed, TimeoutError where one does not answer.

@@ -12,5 +12,4 @@ PYBIND11_MODULE(_core, module) {
   hybridengine::bind_schedule(module);
   hybridengine::bind_memory(module);
   hybridengine::bind_device(module);
-  hybridengine::bind_transport(module);
 }

@@ -22,9 +22,6 @@ struct StridedEnd {
 };
 
 /// Copies `size` elements from `src` to `dst`, element by element in the logical index space,
-/// rounding to nearest even where the type gets narrower (NaN stays NaN, overflow as torch does
-/// it). The ends must not overlap; addresses may be unaligned. Strides may be 0 or negative on the
-/// source only. Converts between floating types; otherwise the dtypes must be equal: UsageError.
 /// rounding to nearest even where the type gets narrower. Values are torch's bit for bit, except
 /// for the payload of a NaN; what is past the range of float8_e4m3fn becomes +-448
 /// (kernels/convert.h). The ends must not overlap; addresses may be unaligned. Strides may be 0 or
