@@ -53,7 +53,6 @@ struct Message {
   uint64_t offset = 0;
   uint64_t value = 0;
   uint64_t plan = 0;  // engine: digest of the schedule that this message belongs to
-  uint64_t plan = 0;  // engine: digest of the schedule that this message belongs to
   std::string text;
 };
 
