@@ -1,12 +1,19 @@
-"""Moves exactly the weight bytes that each rank lacks, from one sharding to another."""
+"""Moves exactly the weight bytes that each rank lacks, from one sharding to another.
+
+torch is imported with the first name that needs it, so that the command line starts at once.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from hybridengine._core import InternalError, TimeoutError, TransportError, UsageError
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.mapping import Mapping, ModelConfig
 from hybridengine.report import Report
-from hybridengine.reshard import Resharder, plan, reshard
 from hybridengine.spec import Spec
+
+if TYPE_CHECKING:
+    from hybridengine.resharder import Resharder, plan, reshard
 
 __all__ = [
     "Communicator",
@@ -24,3 +31,16 @@ __all__ = [
     "plan",
     "reshard",
 ]
+
+_NEED_TORCH = ("Resharder", "plan", "reshard")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module("hybridengine.resharder")
+    for each in _NEED_TORCH:
+        globals()[each] = getattr(module, each)
+    return globals()[name]

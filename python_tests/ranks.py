@@ -1,0 +1,168 @@
+"""Ranks for tests: a function on N local processes, or on N threads over loopback.
+
+A rank function is importable, takes a Communicator first, and returns something picklable.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hybridengine.comm import Communicator
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "hybridengine.resharder", "torch.distributed"])
+
+
+class MemoryStore:
+    """The store of ranks that are threads."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+
+class RankFailed(AssertionError):
+    """A rank raised what the test did not ask for."""
+
+
+class Ranks:
+    """N processes that run one function each; for tests that kill some of them."""
+
+    def __init__(
+        self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 20
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        path = str(Path(self._folder.name) / "store")
+        self._pipes = []
+        self.processes = []
+        for rank in range(world):
+            ours, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(
+                target=_rank_main,
+                args=(theirs, path, rank, world, timeout, function, args),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def results(self, limit: float = 60) -> list[Any]:
+        """Each rank's ("ok", value), ("raised", type name, text) or ("died", exit code)."""
+        deadline = time.monotonic() + limit
+        collected: list[Any] = []
+        for pipe, process in zip(self._pipes, self.processes, strict=True):
+            try:
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                    collected.append(("hung",))
+                    process.kill()
+                    continue
+                collected.append(pipe.recv())
+            except EOFError:
+                process.join(5)
+                collected.append(("died", process.exitcode))
+        for process in self.processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()
+        return collected
+
+
+def _rank_main(
+    pipe: Any,
+    path: str,
+    rank: int,
+    world: int,
+    timeout: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    from torch.distributed import FileStore
+
+    try:
+        comm = Communicator(FileStore(path, world), rank, world, transport="shm", timeout=timeout)
+        value = function(comm, *args)
+        comm.close()
+        pipe.send(("ok", value))
+    except BaseException as error:
+        pipe.send(("raised", type(error).__name__, f"{error}", traceback.format_exc()))
+    pipe.close()
+    os._exit(0)  # the forkserver's exit handlers are not this process's
+
+
+def run_ranks(
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    transport: str = "shm",
+    timeout: float = 20,
+    limit: float = 60,
+) -> list[Any]:
+    """What `function(comm, *args)` returns on every rank. Throws RankFailed with the traceback of
+    the first rank that raised."""
+    outcomes = outcomes_of(
+        world, function, *args, transport=transport, timeout=timeout, limit=limit
+    )
+    for rank, outcome in enumerate(outcomes):
+        if outcome[0] != "ok":
+            raise RankFailed(f"rank {rank}: {outcome[-1]}")
+    return [outcome[1] for outcome in outcomes]
+
+
+def outcomes_of(
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    transport: str = "shm",
+    timeout: float = 20,
+    limit: float = 60,
+) -> list[Any]:
+    """As Ranks.results(), for ranks of either kind."""
+    if transport == "shm":
+        return Ranks(world, function, *args, timeout=timeout).results(limit)
+    return _run_threads(world, function, args, transport, timeout, limit)
+
+
+def _run_threads(
+    world: int,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    transport: str,
+    timeout: float,
+    limit: float,
+) -> list[Any]:
+    store, name = MemoryStore(), uuid.uuid4().hex
+    outcomes: list[Any] = [("hung",)] * world
+
+    def main(rank: int) -> None:
+        try:
+            comm = Communicator(store, rank, world, name=name, transport=transport, timeout=timeout)
+            outcomes[rank] = ("ok", function(comm, *args))
+        except BaseException as error:
+            outcomes[rank] = ("raised", type(error).__name__, f"{error}", traceback.format_exc())
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + limit
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return outcomes
