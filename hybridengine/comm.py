@@ -56,6 +56,9 @@ class Communicator:
         Throws UsageError on a transport that is not available, TimeoutError naming the ranks that
         did not come.
         """
+        _core.refresh_log()
+        _core.refresh_trace()
+        (_core.set_thread_rank if transport == "loopback" else _core.set_rank)(rank)
         self.timeout: float = _core.env_timeout_s() if timeout is None else timeout
         self.core = _core.Communicator(
             _core.env_transport() if transport is None else transport,

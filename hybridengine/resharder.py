@@ -6,6 +6,7 @@ A Resharder agrees and plans once and runs as often as weights change; reshard()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import hybridengine.tensors as memory
@@ -136,6 +137,7 @@ class Resharder:
         if _core.env_check():
             self.plan.check()
             self.schedule.check()
+        _dump(self.comm.rank, self.plan, self.schedule)
 
     def _take_memory(
         self, held: memory.Held | None, out: Mapping[str, Any] | None, partial: bool
@@ -347,6 +349,15 @@ def plan(
     target_spec = spec if name is None else spec.with_dtype(name)
     target = dst.bind(target_spec) if isinstance(dst, LayoutRule) else dst
     return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
+
+
+def _dump(rank: int, plan: Any, schedule: Any) -> None:
+    """Prints plan and schedule into the folder of HYBRIDENGINE_DUMP; rank 0's are everyone's."""
+    folder = _core.env_dump()
+    if folder and rank == 0:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "plan.txt").write_text(str(plan))
+        (Path(folder) / "schedule.txt").write_text(str(schedule))
 
 
 def _as_rule(layout: LayoutLike, side: str) -> Layout | LayoutRule:

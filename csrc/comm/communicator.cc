@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hybridengine {
 namespace {
@@ -53,6 +54,8 @@ void Communicator::connect(std::span<const Blob> addresses) {
   transport_->board(rank_)->heartbeat_ns = now_ns();
   connected_at_ = entered_at_ = moved_at_ = Clock::now();
   watchdog_ = std::thread([this] { heartbeat(); });
+  log(LogLevel::kInfo, Subsystem::kComm, "rank ", rank_, " of ", world_, " is connected (",
+      transport_->name(), ")");
 }
 
 void Communicator::heartbeat() {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/communicator.h"
 
 namespace hybridengine {
@@ -105,6 +106,7 @@ void Communicator::fail(const std::string& reason) noexcept {
 void Communicator::tell_all(Rank culprit, const std::string& reason) noexcept {
   try {
     death_ = culprit == rank_ ? reason : str_cat("rank ", culprit, " was lost: ", reason);
+    log(LogLevel::kInfo, Subsystem::kComm, "the communicator is dead: ", death_);
     Message message;
     message.kind = MessageKind::kFailed;
     message.value = static_cast<uint64_t>(culprit);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/trace.h"
 #include "engine/execution.h"
 
 namespace hybridengine {
@@ -55,6 +56,8 @@ PairBytes& Execution::pair(Rank peer) {
 
 void Execution::send_bucket(const Message& granted, Rank peer) {
   const Bucket& bucket = schedule_->buckets()[granted.bucket];
+  TraceSpan span(Subsystem::kEngine, "pack");
+  span.arg("bucket", granted.bucket).arg("peer", peer).arg("bytes", bucket.num_bytes);
   Message landed;
   landed.kind = MessageKind::kLanded;
   landed.bucket = granted.bucket;
@@ -100,6 +103,8 @@ void Execution::pack(const Bucket& bucket, std::byte* window) {
 
 void Execution::receive_bucket(const Message& landed, Rank peer) {
   const Bucket& bucket = schedule_->buckets()[landed.bucket];
+  TraceSpan span(Subsystem::kEngine, "unpack");
+  span.arg("bucket", landed.bucket).arg("peer", peer).arg("bytes", bucket.num_bytes);
   const int32_t slot = slot_of_[landed.bucket];
   if (comm_.transport().caps().payload) {
     const Stopwatch watch(report_.unpack_seconds);
@@ -154,6 +159,7 @@ void Execution::compare_digests(const Message& landed, const Bucket& bucket,
 }
 
 void Execution::copy_local(int32_t index) {
+  const TraceSpan span(Subsystem::kEngine, "local move");
   const Stopwatch watch(report_.local_seconds);
   const Move& move = schedule_->plan().moves()[index];
   const Item whole{index, 0, move.box};

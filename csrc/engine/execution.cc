@@ -234,6 +234,7 @@ void Execution::wait_for_peers() {
       add(incoming[i], schedule_->buckets()[incoming[i]].src, "arrival");
   for (const int32_t id : schedule_->outgoing(rank_))
     if (outgoing_open_[id]) add(id, schedule_->buckets()[id].dst, "grant");
+  const TraceSpan span(Subsystem::kEngine, "wait");
   const auto start = Clock::now();
   comm_.wait(owing, doing);
   report_.wait_seconds += std::chrono::duration<double>(Clock::now() - start).count();
