@@ -10,10 +10,13 @@ from __future__ import annotations
 import atexit
 import hashlib
 import hmac
+import multiprocessing
+import os
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from hybridengine import _core
@@ -71,6 +74,7 @@ class Communicator:
         self.name = name
         self.core.connect(_exchange(store, name, rank, world, self.core.address(), self.timeout))
         _open.add(self)
+        _close_at_exit()
 
     @property
     def rank(self) -> int:
@@ -199,9 +203,24 @@ _by_group: dict[tuple[int, str | None], tuple[Any, Communicator]] = {}
 _incarnations: dict[str, int] = {}
 
 
-@atexit.register
+def _close_at_exit() -> None:
+    """The watchdog threads must be gone before the interpreter is, and peers get a farewell.
+
+    Children of multiprocessing leave without atexit, but run its finalizers.
+    """
+    if os.getpid() in _registered:
+        return
+    _registered.add(os.getpid())
+    atexit.register(_close_all)
+    if multiprocessing.parent_process() is not None:
+        Finalize(None, _close_all, exitpriority=10)
+
+
 def _close_all() -> None:
-    """The watchdog threads must be gone before the interpreter is."""
     _by_group.clear()
     for comm in list(_open):
         comm.close()
+    _core.flush_trace()
+
+
+_registered: set[int] = set()
