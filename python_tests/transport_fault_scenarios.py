@@ -84,7 +84,7 @@ def unix_connections() -> list[socket.socket]:
 
 
 def frame(kind: int, value: int = 0, text_bytes: int = 0) -> bytes:
-    words = [kind, 0, 0, value, text_bytes]  # kind and bucket share the first eight bytes
+    words = [kind, 0, 0, value, 0, text_bytes]  # kind and bucket share the first eight bytes
     return b"".join(word.to_bytes(8, "little") for word in words)
 
 

@@ -92,7 +92,7 @@ py::tuple tuple_of(const Arrival& arrival) {
   const Message& message = arrival.message;
   return py::make_tuple("message", arrival.peer, static_cast<uint32_t>(message.kind),
                         message.bucket, message.call, message.offset, message.value,
-                        py::bytes(message.text));
+                        py::bytes(message.text), message.plan);
 }
 
 py::list poll_list(Endpoint& endpoint, double timeout_s) {
@@ -159,15 +159,15 @@ void bind_endpoint(py::module_& module) {
       .def(
           "send",
           [](Endpoint& self, Rank peer, uint32_t kind, uint32_t bucket, uint64_t call,
-             uint64_t offset, uint64_t value, std::string text) {
+             uint64_t offset, uint64_t value, std::string text, uint64_t plan) {
             self.transport().send(
-                peer, {MessageKind{kind}, bucket, call, offset, value, 0, std::move(text)});
+                peer, {MessageKind{kind}, bucket, call, offset, value, plan, std::move(text)});
           },
           py::arg("peer"), py::arg("kind") = 0, py::arg("bucket") = 0, py::arg("call") = 0,
-          py::arg("offset") = 0, py::arg("value") = 0, py::arg("text") = "", released(),
-          "Queues a message; does not block.")
+          py::arg("offset") = 0, py::arg("value") = 0, py::arg("text") = "", py::arg("plan") = 0,
+          released(), "Queues a message; does not block.")
       .def("poll", &poll_list, py::arg("timeout_s"),
-           "What has arrived: ('message', peer, kind, bucket, call, offset, value, text) or "
+           "What has arrived: ('message', peer, kind, bucket, call, offset, value, text, plan) or "
            "('lost', peer, reason).")
       .def("board", &board_dict, py::arg("rank"),
            "The board of `rank` as a dict, None before connect.")
