@@ -14,6 +14,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHeartbeat{100};
 constexpr milliseconds kSlice{50};  // of a wait: bounds the delay of Ctrl-C
 
+/// How long a farewell may take when a peer does not read.
+constexpr milliseconds kFarewell{500};
+
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 }  // namespace
@@ -39,7 +42,9 @@ Communicator::~Communicator() {
     try {
       for (Rank peer = 0; peer < world_; ++peer)
         if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, bye);
-      transport_->poll(fresh_, std::chrono::microseconds(0));
+      const auto deadline = Clock::now() + kFarewell;
+      do transport_->poll(fresh_, std::chrono::milliseconds(transport_->sent_all() ? 0 : 10));
+      while (!transport_->sent_all() && Clock::now() < deadline);
     } catch (const std::exception&) {
       // A peer that is gone needs no farewell; there is nobody left to tell.
     }
@@ -80,8 +85,18 @@ void Communicator::enter() {
 }
 
 void Communicator::leave() {
+  flush();
   transport_->board(rank_)->waiting_for = -1;
   transport_->board(rank_)->call = 2 * call_;
+}
+
+void Communicator::flush() {
+  while (!transport_->sent_all()) {
+    between();
+    pump(kSlice);
+    check_lost({});
+    check_silence({}, "taking messages");
+  }
 }
 
 void Communicator::made_progress() {
@@ -188,6 +203,7 @@ void Communicator::send_blob(Rank peer, const Blob& blob) {
     transport_->send(peer, part);
     part.offset += part.text.size();
   } while (part.offset < blob.size());
+  flush();
 }
 
 Blob Communicator::receive_blob(Rank peer) {

@@ -51,6 +51,7 @@ class Communicator {
 
   /// Enters the next call: shows it on the board. Every rank calls it in the same order.
   void enter();
+  /// Leaves it, once all that it sent is out of its hands: a rank outside of a call does not poll.
   void leave();
 
   /// Every rank gives a blob and gets all of them, by rank. Within a call. Small data: it goes
@@ -72,6 +73,7 @@ class Communicator {
   void fail(const std::string& reason) noexcept;
 
  private:
+  void flush();
   void pump(std::chrono::microseconds timeout);
   void take(Arrival&& arrival);
   void take_blob_part(Rank peer, const Message& message);
