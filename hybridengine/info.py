@@ -1,7 +1,8 @@
 """What this installation is and can do here: the facts behind `hybridengine info`.
 
-`collect` gathers them as plain values that can be saved as JSON; `render` shows them. Imports
-neither torch nor a transport, opens no connection and creates no CUDA context.
+`collect` gathers them as plain values that can be saved as JSON; `render` shows them. Versions come
+from the packages' metadata, nothing is imported for them; no connection is opened and no CUDA
+context created.
 """
 
 import importlib
@@ -16,6 +17,7 @@ from rich.table import Table
 from hybridengine import _core
 
 _PACKAGES = ("torch", "numpy", "transformers", "vllm", "ray")
+_BUILD_OPTIONS = {"HYBRIDENGINE_CUDA"}  # read when the package is built, so the core does not know it
 
 
 def collect() -> dict[str, Any]:
@@ -34,7 +36,7 @@ def collect() -> dict[str, Any]:
         "cuda": _collect_cuda(build),
         "transports": _core.transports(),
         "environment": _core.env_table(),
-        "unknown_environment": _core.unknown_env_names(),
+        "unknown_environment": _unknown_names(),
     }
 
 
@@ -88,6 +90,10 @@ def _collect_cuda(build: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _unknown_names() -> list[str]:
+    return [name for name in _core.unknown_env_names() if name not in _BUILD_OPTIONS]
+
+
 def _package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -112,7 +118,7 @@ def _transport_rows(transports: list[dict[str, Any]]) -> Iterable[tuple[str, ...
 def _variable_rows(variables: list[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
     for entry in variables:
         meaning = f"{entry['meaning']} ({entry['legal']}; default {entry['default'] or 'unset'})"
-        yield entry["name"], str(entry["value"]), meaning
+        yield entry["name"], str(entry["value"]) or "(default)", meaning
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
