@@ -17,7 +17,6 @@ from rich.table import Table
 from hybridengine import _core
 
 _PACKAGES = ("torch", "numpy", "transformers", "vllm", "ray")
-_BUILD_OPTIONS = {"HYBRIDENGINE_CUDA"}  # read when the package is built, so the core does not know it
 
 
 def collect() -> dict[str, Any]:
@@ -36,7 +35,7 @@ def collect() -> dict[str, Any]:
         "cuda": _collect_cuda(build),
         "transports": _core.transports(),
         "environment": _core.env_table(),
-        "unknown_environment": _unknown_names(),
+        "unknown_environment": _core.unknown_env_names(),
     }
 
 
@@ -88,10 +87,6 @@ def _collect_cuda(build: dict[str, Any]) -> dict[str, Any]:
         "runtime": cuda.runtime_version(),
         "driver": cuda.driver_version(),
     }
-
-
-def _unknown_names() -> list[str]:
-    return [name for name in _core.unknown_env_names() if name not in _BUILD_OPTIONS]
 
 
 def _package_version(name: str) -> str | None:
