@@ -10,6 +10,8 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,9 +63,12 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command line."""
     try:
-        return int(app(arguments, prog_name="hybridengine", standalone_mode=False) or 0)
+        code = int(app(arguments, prog_name="hybridengine", standalone_mode=False) or 0)
+        if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
+            raise KeyboardInterrupt
+        return code
     except _CommandLineError as error:
-        return _stop(USAGE, f"{error.format_message()} See hybridengine --help.")
+        return _stop(USAGE, f"{error.format_message().rstrip('.')}. See hybridengine --help.")
     except UsageError as error:
         return _stop(USAGE, str(error))
     except (TransportError, CommTimeoutError) as error:
@@ -105,6 +110,7 @@ def reshard_command(
     from hybridengine.explain import render_reshard, reshard_facts
 
     _core.check_env()
+    _check_json_path(json_path)
     found = resolve(model)
     job = ReshardJob(model, src, dst, dtype, parse_size(bucket), verify)
     schedule = plan(found.spec, src, dst, dtype=dtype, bucket_bytes=job.bucket_bytes)
@@ -132,6 +138,7 @@ def plan_command(
     """Says what a reshard would move. Needs no weights, no ranks and no GPU."""
     from hybridengine.explain import plan_facts, render_plan
 
+    _check_json_path(json_path)
     spec = resolve(model).spec
     source, target = bind_both(spec, src, dst, dtype)
     schedule = plan(spec, source, target, bucket_bytes=parse_size(bucket))
@@ -145,10 +152,16 @@ def plan_command(
 @app.command(name="info")
 def info_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    environment_markdown: Annotated[
+        bool, typer.Option(help="print docs/environment.md: every variable and its meaning")
+    ] = False,
 ) -> None:
     """Says what this installation is and can do here."""
     from hybridengine import info
 
+    if environment_markdown:
+        typer.echo(info.environment_markdown(), nl=False)
+        return
     facts = info.collect()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -184,8 +197,7 @@ def _run(
             f"{job.src} -> {job.dst} needs {world} ranks, and each is a process of this host. Use "
             f"at most {_MAX_LOCAL_RANKS}; `hybridengine plan` takes any number."
         )
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with show_phases() as phases:
+    with _exit_on_sigterm(), show_phases() as phases:
         phases.enter("weights")
         model.open()
         phases.expect("load", sum(map(src.num_bytes, src.ranks)))
@@ -194,6 +206,22 @@ def _run(
         return run_local(
             world, run_job, job, transport=transport, timeout=timeout, on_event=phases.on_event
         )
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that ranks and their folder are cleared away."""
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _check_json_path(path: str | None) -> None:
+    """Throws UsageError before the work rather than after it."""
+    if path is not None and path != "-" and not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: its folder does not exist. Name another file.")
 
 
 def _write_json(path: str, facts: dict[str, Any]) -> None:

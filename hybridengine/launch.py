@@ -79,12 +79,11 @@ def run_local(
     _start_fork_server(function, environment)
     with tempfile.TemporaryDirectory(prefix="hybridengine.") as folder:
         start = (str(Path(folder) / "store"), world, environment, transport, timeout)
-        launch = _Launch(world, on_event)
         try:
-            launch.start(start, function, args)
-            return launch.results()
-        finally:
-            launch.end()
+            return _Launch(world, on_event).run(start, function, args)
+        except (KeyboardInterrupt, SystemExit):
+            _end_fork_server()
+            raise
 
 
 def tell(event: Any) -> None:
@@ -104,7 +103,14 @@ class _Launch:
         self._results: dict[int, Any] = {}
         self._failures: list[tuple[int, BaseException]] = []
 
-    def start(self, start: tuple[Any, ...], function: Callable[..., Any], args: Any) -> None:
+    def run(self, start: tuple[Any, ...], function: Callable[..., Any], args: Any) -> list[Any]:
+        try:
+            self._start(start, function, args)
+            return self._collect()
+        finally:
+            self._end()
+
+    def _start(self, start: tuple[Any, ...], function: Callable[..., Any], args: Any) -> None:
         for rank in range(self._world):
             ours, theirs = _context.Pipe(duplex=False)
             process = _context.Process(
@@ -115,7 +121,7 @@ class _Launch:
             theirs.close()
             self._pipes[ours] = rank
 
-    def results(self) -> list[Any]:
+    def _collect(self) -> list[Any]:
         deadline = None
         while self._pipes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -155,7 +161,7 @@ class _Launch:
         process.join()
         return RankDied(rank, process.exitcode)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Ends what still runs. Nobody is asked: ranks leave nothing behind when killed."""
         started = [process for process in self._processes if process.pid is not None]
         for process in started:
@@ -188,6 +194,14 @@ def _start_fork_server(function: Callable[..., Any], environment: dict[str, str]
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def _end_fork_server() -> None:
+    """It would end by itself, but only after a second or two of unloading torch. multiprocessing
+    starts another one when one is needed."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
 def _rank_main(
     pipe: Connection,
     rank: int,
@@ -216,7 +230,7 @@ def _rank_main(
 def _join(
     path: str, rank: int, world: int, transport: str | None, timeout: float | None
 ) -> Communicator:
-    from torch.distributed import FileStore
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     store = FileStore(path, world)
     return Communicator(store, rank, world, transport=transport, timeout=timeout)

@@ -47,8 +47,8 @@ def _read(
     for tensor, local, *place in layout.pieces(rank):
         boxes.setdefault(local, []).append((tensor, *place))
     for name, shape, dtype in layout.locals(rank):
-        local = memory.allocate(shape, dtype, zeroed=True)
+        filled = memory.allocate(shape, dtype, zeroed=True)
         for tensor, start, size, offset, strides in boxes.get(name, []):
-            memory.view(local, size, strides, offset).copy_(checkpoint.slice(tensor, start, size))
-        tick(local.nbytes)
-        yield name, local
+            memory.view(filled, size, strides, offset).copy_(checkpoint.slice(tensor, start, size))
+        tick(filled.nbytes)
+        yield name, filled
