@@ -9,11 +9,12 @@ from hybridengine._core import InternalError, TimeoutError, TransportError, Usag
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.mapping import Mapping, ModelConfig
+from hybridengine.planning import plan
 from hybridengine.report import Report
 from hybridengine.spec import Spec
 
 if TYPE_CHECKING:
-    from hybridengine.resharder import Resharder, plan, reshard
+    from hybridengine.resharder import Resharder, reshard
 
 __all__ = [
     "Communicator",
@@ -32,7 +33,7 @@ __all__ = [
     "reshard",
 ]
 
-_NEED_TORCH = ("Resharder", "plan", "reshard")
+_NEED_TORCH = ("Resharder", "reshard")
 
 
 def __getattr__(name: str) -> Any:

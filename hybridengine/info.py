@@ -16,6 +16,19 @@ from rich.table import Table
 
 from hybridengine import _core
 
+_ENVIRONMENT_HEAD = """# Environment variables
+
+This page is generated: `hybridengine info --environment-markdown > docs/environment.md`.
+
+| name | meaning | legal values | default |
+|---|---|---|---|"""
+
+_ENVIRONMENT_FOOT = """
+A variable that is set to nothing counts as unset. A value that is not legal is an error that says
+what is; nothing falls back to a default silently. `hybridengine info` shows the values in use, and
+names that look like ours but are not. Log lines go to stderr with the rank.
+"""
+
 _PACKAGES = ("torch", "numpy", "transformers", "vllm", "ray")
 
 
@@ -54,6 +67,16 @@ def render(facts: dict[str, Any], console: Console) -> None:
     )
     for name in facts["unknown_environment"]:
         console.print(f"{name} is set but nothing reads it. Look for a typing error.", markup=False)
+
+
+def environment_markdown() -> str:
+    """The page about environment variables, from the table that the core reads."""
+    rows = [
+        f"| `{entry['name']}` | {entry['meaning']} | {entry['legal']} | "
+        f"{'`' + entry['default'] + '`' if entry['default'] else 'unset'} |"
+        for entry in _core.env_table()
+    ]
+    return "\n".join([_ENVIRONMENT_HEAD, *rows, _ENVIRONMENT_FOOT])
 
 
 def build_rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -24,13 +24,9 @@ from hybridengine.comm import Communicator, group_communicator
 from hybridengine.families import keeps_names
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.names import canonical_names, check_matched
+from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike, as_rule
 from hybridengine.report import Report
-from hybridengine.spec import Spec
 from hybridengine.views import find_views
-
-DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
-
-LayoutLike = Layout | LayoutRule | str
 
 # A stream hands tensors over in order: its buckets are this much smaller, so that staging and the
 # tensors that are being filled stay within three buckets beside the largest tensor.
@@ -66,7 +62,7 @@ class Resharder:
         self.verify, self.timeout, self.alias = verify, timeout, alias
         self.report: Report | None = None
         self._stream_schedule: tuple[Any, int] | None = None
-        src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
+        src, dst = as_rule(src, "src"), as_rule(dst, "dst")
         statement = Statement(
             options={
                 "src": _text(src),
@@ -331,26 +327,6 @@ def reshard(
     return resharder.run()
 
 
-def plan(
-    spec: Spec,
-    src: LayoutLike,
-    dst: LayoutLike,
-    *,
-    dtype: Any = None,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-) -> Any:
-    """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
-
-    Throws UsageError where the layouts do not fit the spec.
-    """
-    src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
-    name = memory.parse_dtype(dtype)
-    source = src.bind(spec) if isinstance(src, LayoutRule) else src
-    target_spec = spec if name is None else spec.with_dtype(name)
-    target = dst.bind(target_spec) if isinstance(dst, LayoutRule) else dst
-    return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
-
-
 def _dump(rank: int, plan: Any, schedule: Any) -> None:
     """Prints plan and schedule into the folder of HYBRIDENGINE_DUMP; rank 0's are everyone's."""
     folder = _core.env_dump()
@@ -358,17 +334,6 @@ def _dump(rank: int, plan: Any, schedule: Any) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "plan.txt").write_text(str(plan))
         (Path(folder) / "schedule.txt").write_text(str(schedule))
-
-
-def _as_rule(layout: LayoutLike, side: str) -> Layout | LayoutRule:
-    if isinstance(layout, str):
-        return LayoutRule.parse(layout)
-    if isinstance(layout, (Layout, LayoutRule)):
-        return layout
-    raise UsageError(
-        f"{side} is a {type(layout).__name__}. Pass a string such as 'fsdp2(4)', a LayoutRule or a "
-        "Layout."
-    )
 
 
 def _text(layout: Layout | LayoutRule) -> str:

@@ -129,6 +129,13 @@ def view(
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
+def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:
+    """How many elements have other bits than those of a tensor of the same shape and type."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    left, right = (each.reshape(-1).view(bits) for each in (tensor, expected))
+    return int((left != right).sum())
+
+
 def writable(name: str, tensor: Any) -> torch.Tensor:
     """A tensor that a caller gave to be written into, without autograd."""
     return _local(name, tensor)[0]
