@@ -12,19 +12,12 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
-from hybridengine.agree import (
-    Statement,
-    check_roles,
-    common_spec,
-    gather,
-    layout_text,
-    same_everywhere,
-)
-from hybridengine.comm import Communicator, group_communicator
-from hybridengine.families import keeps_names
+from hybridengine.agree import Part, Statement, check_roles, common_spec, gather, same_everywhere
+from hybridengine.arguments import communicator_for, layout_part, read_arguments
+from hybridengine.comm import Communicator
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.names import canonical_names, check_matched
-from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike, as_rule
+from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
 from hybridengine.report import Report
 from hybridengine.views import find_views
 
@@ -58,112 +51,94 @@ class Resharder:
     ) -> None:
         """As reshard(). `partial=True` moves only tensors with a match on both sides (with `out=`);
         the report counts both."""
-        self.comm = _communicator(comm, transport)
+        self.comm = communicator_for(comm, transport)
         self.verify, self.timeout, self.alias = verify, timeout, alias
         self.report: Report | None = None
         self._stream_schedule: tuple[Any, int] | None = None
-        src, dst = as_rule(src, "src"), as_rule(dst, "dst")
-        statement = Statement(
-            options={
-                "src": _text(src),
-                "dst": _text(dst),
-                "dtype": None if dtype is None else str(dtype),
-                "bucket_bytes": bucket_bytes,
-                "verify": verify,
-                "alias": alias,
-                "partial": partial,
-                "dst_keeps_names": isinstance(dst, LayoutRule) and keeps_names(dst.family),
-            }
-        )
-        held = self._read(statement, model, out)
-        statements = gather(self.comm, statement)
-        check_roles(statements, tuple(src.ranks), tuple(dst.ranks))
-        self._plan(src, dst, statements, memory.parse_dtype(dtype), bucket_bytes, partial)
-        self._aliases = self.spec.aliases if statement.options["dst_keeps_names"] else []
-        self._take_memory(held, out, partial)
+        with self.comm.between_calls():
+            mine = read_arguments(
+                src,
+                dst,
+                model,
+                out,
+                dtype=None if dtype is None else str(dtype),
+                bucket_bytes=bucket_bytes,
+                verify=verify,
+                alias=alias,
+                partial=partial,
+            )
+            statements = gather(self.comm, mine.statement)
+            rules, held, self._out = (mine.src, mine.dst), mine.held, mine.out
+            check_roles(statements, tuple(mine.src.ranks), tuple(mine.dst.ranks))
+            parts: list[Part] = []
+            error = ""
+            try:
+                self._bind(*rules, statements, memory.parse_dtype(dtype), partial, parts)
+                self._plan(bucket_bytes, parts)
+                self._take_memory(held, partial)
+            except UsageError as fault:
+                error = str(fault)
+            same_everywhere(self.comm, error, parts)
+        self._streamable = all(each.out is None for each in statements)
+        self._aliases = self.spec.aliases if mine.statement.options["dst_keeps_names"] else []
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
-    def _read(
-        self, statement: Statement, model: Any, out: Mapping[str, Any] | None
-    ) -> memory.Held | None:
-        """This rank's memory; what is wrong with it goes into the statement."""
-        self._out: dict[str, Any] | None = None
-        try:
-            if out is not None:
-                self._out = {name: memory.writable(name, tensor) for name, tensor in out.items()}
-                statement.out = list(self._out)
-            if model is None:
-                return None
-            held = memory.held_by(model)
-            statement.rows, statement.whole = held.rows, held.whole
-            statement.aliases = held.aliases
-            statement.config = "" if held.config is None else held.config.save()
-            return held
-        except UsageError as error:
-            statement.error = str(error)
-            return None
-
-    def _plan(
+    def _bind(
         self,
         src: Layout | LayoutRule,
         dst: Layout | LayoutRule,
         statements: list[Statement],
         dtype: str | None,
-        bucket_bytes: int,
         partial: bool,
+        parts: list[Part],
     ) -> None:
-        """Binds both sides to one spec and plans. Every rank computes the same."""
+        """Binds both sides to one spec. Every rank comes to the same, unless layouts made by hand
+        differ: what is bound goes into `parts`, for the ranks to compare."""
+        for each, name in ((src, "source layout"), (dst, "destination layout")):
+            if isinstance(each, Layout):
+                parts.append(layout_part(name, each))
         bound = src if isinstance(src, Layout) else dst if isinstance(dst, Layout) else None
         if isinstance(src, LayoutRule):
             self.spec = bound.spec if bound else common_spec(statements, src, partial=partial)
             src = src.bind(self.spec)
+            parts.append(layout_part("source layout", src))
         else:
             self.spec = src.spec
         if isinstance(dst, LayoutRule):
             dst = dst.bind(self.spec if dtype is None else self.spec.with_dtype(dtype))
+            parts.append(layout_part("destination layout", dst))
         elif dtype is not None and dst.spec != dst.spec.with_dtype(dtype):
             raise UsageError(
                 f"dtype={dtype} does not fit dst {dst.text}, which is bound to another type. "
                 "Leave dtype out, or pass the rule instead of the bound layout."
             )
         self.src, self.dst = src, dst
-        self.plan = _core.make_plan(src.core, dst.core)
+
+    def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
+        self.plan = _core.make_plan(self.src.core, self.dst.core)
         self.schedule = _core.make_schedule(self.plan, bucket_bytes)
+        self._digest = self.schedule.digest()
+        parts.append(Part("schedule", self._digest, lambda: str(self.schedule)))
         if _core.env_check():
             self.plan.check()
             self.schedule.check()
         _dump(self.comm.rank, self.plan, self.schedule)
 
-    def _take_memory(
-        self, held: memory.Held | None, out: Mapping[str, Any] | None, partial: bool
-    ) -> None:
-        """Puts the tensors into layout order. Collective: all ranks agree that they fit."""
+    def _take_memory(self, held: memory.Held | None, partial: bool) -> None:
+        """Puts the tensors into layout order. Throws UsageError on one that does not fit."""
         self._sources: list[Any] = []
         self._targets: list[Any] | None = None
         self._views: dict[str, Any] = {}
-        error = ""
-        try:
-            if held is not None:
-                self._sources = self._in_order(self.src, held.tensors, "model", partial)
-            if self._out is not None:
-                self._targets = self._in_order(self.dst, self._out, "out", partial)
-                memory.check_apart(self._out, held.tensors if held is not None else {})
-            if self.alias:
-                self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
-        except UsageError as fault:
-            error = str(fault)
-        self._digest = self.schedule.digest()
-        same_everywhere(
-            self.comm,
-            error,
-            {
-                "model": (self.spec.core.digest(), lambda: str(self.spec)),
-                "source layout": (self.src.core.digest(), lambda: layout_text(self.src)),
-                "destination layout": (self.dst.core.digest(), lambda: layout_text(self.dst)),
-                "schedule": (self._digest, lambda: str(self.schedule)),
-            },
-        )
+        if held is not None:
+            self._sources = self._in_order(self.src, held.tensors, "model", partial)
+        if self._out is not None:
+            self._targets = self._in_order(self.dst, self._out, "out", partial)
+            stored = {name for name, _, _ in self.dst.locals(self.comm.rank)}
+            tied = [(alias, name) for alias, name in self.spec.aliases if alias not in stored]
+            memory.check_apart(self._out, held.tensors if held is not None else {}, tied)
+        if self.alias:
+            self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
 
     def _in_order(
         self, layout: Layout, given: dict[str, Any], side: str, partial: bool
@@ -172,8 +147,8 @@ class Resharder:
         rows = layout.locals(self.comm.rank)
         names = canonical_names(given, [name for name, _, _ in rows])
         by_name = {names[name]: tensor for name, tensor in given.items()}
-        known = {alias for alias, _ in self.spec.aliases}
         wanted = [name for name, _, _ in rows]
+        known = {alias for alias, _ in self.spec.aliases} - set(wanted)
         offered = [name for name in by_name if name not in known]
         if partial:
             offered = [name for name in offered if name in set(wanted)]
@@ -197,17 +172,13 @@ class Resharder:
         and the communicator dead.
         """
         rows = self.dst.locals(self.comm.rank)
-        targets, aliased = self._targets, []
-        if targets is None:
-            padded = set(self.dst.core.padded(self.comm.rank))
-            targets = [
-                self._views[name]
-                if name in self._views
-                else memory.allocate(shape, dtype, zeroed=name in padded)
-                for name, shape, dtype in rows
-            ]
-            aliased = [i for i, (name, _, _) in enumerate(rows) if name in self._views]
+        aliased = [i for i, (name, _, _) in enumerate(rows) if name in self._views]
         with self.comm.call(self.timeout):
+            targets = self._targets
+            if targets is None:
+                targets = self._fresh_targets(rows)
+            else:
+                aliased = []
             execution = _core.Execution(
                 self.comm.core,
                 self.schedule,
@@ -222,6 +193,15 @@ class Resharder:
         result = {name: tensor for (name, _, _), tensor in zip(rows, targets, strict=True)}
         return self._with_aliases(result)
 
+    def _fresh_targets(self, rows: list[memory.Row]) -> list[Any]:
+        padded = set(self.dst.core.padded(self.comm.rank))
+        return [
+            self._views[name]
+            if name in self._views
+            else memory.allocate(shape, dtype, zeroed=name in padded)
+            for name, shape, dtype in rows
+        ]
+
     def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
         """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
         on this rank, in plan order, without holding them: memory stays within three buckets and
@@ -230,6 +210,11 @@ class Resharder:
         What `on_tensor` raises goes to the caller here and reaches every other rank as a
         TransportError that quotes it.
         """
+        if not self._streamable:
+            raise UsageError(
+                "stream() hands tensors over instead of writing into out. Leave out= out of this "
+                "Resharder, or use run()."
+            )
         if self._stream_schedule is None:
             size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
             schedule = _core.make_schedule(self.plan, size, in_order=True)
@@ -334,18 +319,3 @@ def _dump(rank: int, plan: Any, schedule: Any) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "plan.txt").write_text(str(plan))
         (Path(folder) / "schedule.txt").write_text(str(schedule))
-
-
-def _text(layout: Layout | LayoutRule) -> str:
-    return layout.text if isinstance(layout, Layout) else str(layout)
-
-
-def _communicator(comm: Communicator | None, transport: str) -> Communicator:
-    if comm is None:
-        return group_communicator(None, None if transport == "auto" else transport)
-    if transport not in ("auto", comm.transport):
-        raise UsageError(
-            f"transport={transport!r} does not fit comm, which uses {comm.transport!r}. Leave one "
-            "of them out."
-        )
-    return comm
