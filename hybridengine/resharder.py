@@ -61,7 +61,7 @@ class Resharder:
                 dst,
                 model,
                 out,
-                dtype=None if dtype is None else str(dtype),
+                dtype=None if dtype is None else str(dtype).removeprefix("torch."),
                 bucket_bytes=bucket_bytes,
                 verify=verify,
                 alias=alias,
@@ -246,6 +246,7 @@ class Resharder:
                 on_tensor(name, tensor)
                 if name in second:
                     on_tensor(second[name], tensor)
+                del tensor  # the callee's alone, before memory for the next is made
         self._set_report(execution, [])
 
     def _with_aliases(self, result: dict[str, Any]) -> dict[str, Any]:

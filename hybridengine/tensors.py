@@ -119,9 +119,12 @@ def parse_dtype(dtype: Any) -> str | None:
     """The name of a floating torch dtype, or of its name; None stays None."""
     if dtype is None:
         return None
-    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
-    if not isinstance(getattr(torch, name, None), torch.dtype):
-        raise UsageError(f"dtype {dtype!r} is no torch dtype. Use torch.bfloat16, for example.")
+    name = str(dtype).removeprefix("torch.")
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(
+            f"dtype={dtype} is no floating torch dtype. Use torch.bfloat16, for example."
+        )
     return name
 
 

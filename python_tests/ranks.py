@@ -138,17 +138,29 @@ def outcomes_of(
     """As Ranks.results(), for ranks of either kind."""
     if transport == "shm":
         return Ranks(world, function, *args, timeout=timeout).results(limit)
-    return _run_threads(world, function, args, transport, timeout, limit)
+    return thread_outcomes(world, function, *args, transport=transport, timeout=timeout)
 
 
-def _run_threads(
+def run_threads(
+    world: int, function: Callable[..., Any], *args: Any, transport: str, timeout: float = 20
+) -> list[Any]:
+    """As run_ranks(), on threads over any transport, so that `function` may be a closure."""
+    outcomes = thread_outcomes(world, function, *args, transport=transport, timeout=timeout)
+    for rank, outcome in enumerate(outcomes):
+        if outcome[0] != "ok":
+            raise RankFailed(f"rank {rank}: {outcome[-1]}")
+    return [outcome[1] for outcome in outcomes]
+
+
+def thread_outcomes(
     world: int,
     function: Callable[..., Any],
-    args: tuple[Any, ...],
+    *args: Any,
     transport: str,
-    timeout: float,
-    limit: float,
+    timeout: float = 20,
+    limit: float = 60,
 ) -> list[Any]:
+    """As Ranks.results(), on threads over any transport."""
     store, name = MemoryStore(), uuid.uuid4().hex
     outcomes: list[Any] = [("hung",)] * world
 

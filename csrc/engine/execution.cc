@@ -146,9 +146,10 @@ std::optional<Event> Execution::grant() {
   while (next_grant_ < incoming.size() && !free_slots_.empty()) {
     const int32_t id = incoming[next_grant_];
     const Bucket& bucket = schedule_->buckets()[id];
-    // Too much is open: wait for what has been granted, unless that is nothing.
+    // Too much is open: what has been granted, and what comes from this rank, goes first.
     const bool full = options_.open_bytes > 0 && open_bytes_ >= options_.open_bytes;
-    if (full && next_grant_ > landed_ && last_local(bucket) >= next_open_) return std::nullopt;
+    const bool busy = next_grant_ > landed_ || static_cast<int32_t>(next_local_) < next_open_;
+    if (full && busy && last_local(bucket) >= next_open_) return std::nullopt;
     if (auto event = open_up_to(last_local(bucket))) return event;
     slot_of_[id] = free_slots_.back();
     free_slots_.pop_back();
@@ -191,7 +192,9 @@ bool Execution::handle_arrivals() {
   return !arrivals_.empty();
 }
 
+/// True when it did something, be it only to find a tensor without local moves.
 bool Execution::run_local_move() {
+  const size_t before = next_local_;
   const auto limit = options_.open_bytes > 0 ? static_cast<size_t>(next_open_) : targets_.size();
   while (next_local_ < limit) {
     Target& target = targets_[next_local_];
@@ -204,7 +207,7 @@ bool Execution::run_local_move() {
     if (target.local_moves.empty()) ++next_local_;
     return true;
   }
-  return false;
+  return next_local_ != before;
 }
 
 bool Execution::done() const {
