@@ -64,26 +64,38 @@ class Ranks:
             self._pipes.append(ours)
             self.processes.append(process)
 
+    def result(self, rank: int, limit: float = 60) -> Any:
+        """One rank's ("ok", value), ("raised", type name, text), ("died", exit code) or ("hung",);
+        it is dead after the last one."""
+        pipe, process = self._pipes[rank], self.processes[rank]
+        try:
+            if pipe.poll(limit):
+                return pipe.recv()
+            process.kill()
+            return ("hung",)
+        except EOFError:
+            process.join(5)
+            return ("died", process.exitcode)
+
     def results(self, limit: float = 60) -> list[Any]:
-        """Each rank's ("ok", value), ("raised", type name, text) or ("died", exit code)."""
+        """Every rank's result(), and the end of all processes."""
         deadline = time.monotonic() + limit
-        collected: list[Any] = []
-        for pipe, process in zip(self._pipes, self.processes, strict=True):
-            try:
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    collected.append(("hung",))
-                    process.kill()
-                    continue
-                collected.append(pipe.recv())
-            except EOFError:
-                process.join(5)
-                collected.append(("died", process.exitcode))
+        collected = [
+            self.result(rank, max(0.0, deadline - time.monotonic()))
+            for rank in range(len(self.processes))
+        ]
+        self.end(max(0.1, deadline - time.monotonic()))
+        return collected
+
+    def end(self, patience: float = 0.0) -> None:
+        """Waits for the processes, and kills those that do not end."""
+        deadline = time.monotonic() + patience
         for process in self.processes:
-            process.join(max(0.1, deadline - time.monotonic()))
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
+                process.join()
         self._folder.cleanup()
-        return collected
 
 
 def _rank_main(
