@@ -16,8 +16,8 @@ from hybridengine.layout import Layout
 
 Facts = dict[str, Any]
 
-# A matrix of pairs is drawn up to this many ranks on a side; beyond, each sender has a line.
-_MAX_MATRIX = 8
+# A matrix of pairs fits 80 columns up to this many receivers; beyond, each sender has a line.
+_MAX_MATRIX = 7
 # What does not fit is counted, and is in the JSON.
 _MAX_ROWS = 40
 _MAX_SIZES = 4

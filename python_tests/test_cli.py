@@ -1,35 +1,18 @@
-"""The command line: what it prints, writes and returns, and that it leaves nothing behind."""
+"""The command line: what it prints, writes and returns."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from small_checkpoint import reshard_arguments, write_checkpoint
 
-from hybridengine import _core, cli, explain, models
+from hybridengine import _core, cli, models
 from hybridengine._core import UsageError
-from hybridengine.checkpoint import write_bfloat16
-from hybridengine.spec import Spec
 
-# Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 36,
-    "intermediate_size": 33,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 190,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 LINES = [
     ("fsdp2(6)", "vllm(tp=3,dp=2)"),
     ("fsdp2(4)", "vllm(tp=3)"),
@@ -47,16 +30,7 @@ RANK_KEYS = {"rank", "received_bytes", "bound_bytes", "sent_bytes", "staging_byt
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """A HF directory whose weights are random bits: NaN and infinity are among them."""
-    directory = tmp_path_factory.mktemp("checkpoint")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    bits = np.random.default_rng(0)
-    tensors = {
-        name: bits.integers(0, 1 << 16, shape, dtype=np.uint16)
-        for name, shape, _ in Spec.from_config(CONFIG).tensors
-    }
-    write_bfloat16(directory / "model.safetensors", tensors)
-    return str(directory)
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture
@@ -70,13 +44,9 @@ def run(capsys):
     return call
 
 
-def reshard(model: str, src: str, dst: str, *more: str) -> list[str]:
-    return ["reshard", "--model", model, "--src", src, "--dst", dst, *more]
-
-
 @pytest.mark.parametrize(("src", "dst"), LINES)
 def test_reshard_moves_the_bound_and_every_element_is_right(run, checkpoint, src, dst):
-    code, out, err = run(*reshard(checkpoint, src, dst, "--verify", "--json", "-"))
+    code, out, err = run(*reshard_arguments(checkpoint, src, dst, "--verify", "--json", "-"))
     assert (code, err) == (0, "")
     result = json.loads(out)
     assert result["received_over_bound"] == 1.0
@@ -86,7 +56,9 @@ def test_reshard_moves_the_bound_and_every_element_is_right(run, checkpoint, src
 
 def test_the_json_has_exactly_these_keys(run, checkpoint, tmp_path):
     path = tmp_path / "r.json"
-    code, out, _ = run(*reshard(checkpoint, "fsdp2(2)", "vllm(tp=3)", "--json", str(path)))
+    code, out, _ = run(
+        *reshard_arguments(checkpoint, "fsdp2(2)", "vllm(tp=3)", "--json", str(path))
+    )
     assert code == 0
     result = json.loads(path.read_text())
     assert set(result) == RESULT_KEYS
@@ -101,7 +73,7 @@ def test_the_json_has_exactly_these_keys(run, checkpoint, tmp_path):
 
 
 def test_the_report_for_people(run, checkpoint):
-    code, out, err = run(*reshard(checkpoint, "fsdp2(2)", "vllm(tp=3)", "--verify"))
+    code, out, err = run(*reshard_arguments(checkpoint, "fsdp2(2)", "vllm(tp=3)", "--verify"))
     assert (code, err) == (0, "")
     assert re.search(r"received \S+ kB of \S+ kB bound \(ratio 1\.00\)", out)
     assert re.search(r"\d+ buckets over shm in \d+\.\d+ s, \d+\.\d+ GB/s", out)
@@ -112,7 +84,7 @@ def test_the_report_for_people(run, checkpoint):
 
 def test_small_buckets_and_another_dtype(run, checkpoint):
     more = ["--bucket", "1K", "--verify", "--json", "-", "--dtype", "float64"]
-    code, out, _ = run(*reshard(checkpoint, "fsdp2(2)", "vllm(tp=3)", *more))
+    code, out, _ = run(*reshard_arguments(checkpoint, "fsdp2(2)", "vllm(tp=3)", *more))
     result = json.loads(out)
     assert (code, result["mismatched_elements"]) == (0, 0)
     moved = sum(row["received_bytes"] for row in result["ranks"])
@@ -128,7 +100,7 @@ def test_a_difference_is_counted_and_fails(run, checkpoint, monkeypatch):
 
     real = cli.run_local
     monkeypatch.setattr(cli, "run_local", one_is_wrong)
-    code, out, _ = run(*reshard(checkpoint, "fsdp2(2)", "replicated(2)", "--verify"))
+    code, out, _ = run(*reshard_arguments(checkpoint, "fsdp2(2)", "replicated(2)", "--verify"))
     assert code == cli.DIFFERENT == 1
     assert "verified: 6 elements DIFFER" in out
 
@@ -194,7 +166,7 @@ def test_wrong_calls_of_other_commands(run, arguments, reason):
 
 def test_a_variable_that_is_not_legal_is_a_wrong_call(run, checkpoint, monkeypatch):
     monkeypatch.setenv("HYBRIDENGINE_TIMEOUT_S", "soon")
-    code, _, err = run(*reshard(checkpoint, "fsdp2(2)", "vllm(tp=3)"))
+    code, _, err = run(*reshard_arguments(checkpoint, "fsdp2(2)", "vllm(tp=3)"))
     assert code == 2
     assert err.startswith("error: HYBRIDENGINE_TIMEOUT_S=soon is not legal. Use a number")
 
@@ -208,25 +180,6 @@ def test_sizes(text):
 def test_bad_sizes(text):
     with pytest.raises(UsageError, match="is no size"):
         cli.parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.00 kB"),
-        (9994, "9.99 kB"),
-        (9996, "10.0 kB"),
-        (99_960, "100 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.00 MB"),
-        (3_814_697_266, "3.81 GB"),
-        (10**18, "1000 PB"),
-    ],
-)
-def test_bytes_for_people(count, text):
-    assert explain.human_bytes(count) == text
 
 
 def test_plan_says_what_would_move(run):
@@ -313,138 +266,7 @@ def test_the_module_is_the_command():
     assert (done.returncode, done.stdout.strip()) == (0, _core.build_facts()["version"])
 
 
-@pytest.mark.slow
-def test_the_first_command_of_the_readme():
-    try:
-        models.resolve("smollm2-135m").open()
-    except UsageError as error:
-        pytest.skip(f"no weights of smollm2-135m: {error}")
-    arguments = reshard("smollm2-135m", "fsdp2(6)", "vllm(tp=3,dp=2)", "--verify", "--json", "-")
-    done = subprocess.run(
-        [sys.executable, "-m", "hybridengine", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads(done.stdout)
-    assert (result["received_over_bound"], result["mismatched_elements"]) == (1.0, 0)
-
-
-def descendants(pid: int) -> list[int]:
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            parents[int(entry.name)] = int(stat.rsplit(")", 1)[1].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-class Held:
-    """A reshard of three ranks in a process group of its own, held up by rank 0: it is stopped."""
-
-    def __init__(self, checkpoint: str) -> None:
-        arguments = reshard(checkpoint, "fsdp2(3)", "vllm(tp=3)", "--timeout", "60")
-        self.before = set(Path(tempfile.gettempdir()).glob("hybridengine.*"))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "hybridengine", *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.ranks: list[int] = []
-
-    def wait_for_ranks(self) -> None:
-        end = time.monotonic() + 30
-        while len(self.ranks) < 3 and time.monotonic() < end:
-            # The ranks are the children of the fork server, which is a child of the command.
-            mine = descendants(self.process.pid)
-            self.ranks = sorted(pid for server in mine for pid in descendants(server))
-            if self.ranks:
-                os.kill(self.ranks[0], signal.SIGSTOP)
-        assert len(self.ranks) == 3
-        self.all = descendants(self.process.pid)
-
-    def end(self, seconds: float) -> tuple[int, str]:
-        """Its exit code and stderr, after checking that nothing is left of it in time."""
-        end = time.monotonic() + seconds
-        code = self.process.wait(seconds)
-        while any(map(is_running, self.all)) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert [pid for pid in self.all if is_running(pid)] == []
-        assert set(Path(tempfile.gettempdir()).glob("hybridengine.*")) <= self.before
-        return code, self.process.stderr.read()
-
-    def close(self) -> None:
-        for pid in [self.process.pid, *self.ranks]:
-            if is_running(pid):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(5)
-        self.process.stderr.close()
-
-
-@pytest.fixture
-def held(checkpoint):
-    run = Held(checkpoint)
-    try:
-        run.wait_for_ranks()
-        yield run
-    finally:
-        run.close()
-
-
-def test_ctrl_c_ends_everything_at_once(held):
-    os.killpg(held.process.pid, signal.SIGINT)
-    code, err = held.end(2)
-    assert code == cli.INTERRUPTED == 130
-    assert err.strip() == "error: interrupted; no rank is left"
-
-
-def test_sigterm_ends_everything_at_once(held):
-    held.process.terminate()
-    assert held.end(2) == (143, "")
-
-
-def test_a_killed_rank_is_named(held):
-    os.kill(held.ranks[1], signal.SIGKILL)
-    code, err = held.end(4)
-    assert code == cli.FAILED == 3
-    assert err == "error: rank 1 died: SIGKILL. See what it wrote to stderr.\n"
-
-
 def test_the_environment_page_is_the_table_of_the_core(run):
     code, out, _ = run("info", "--environment-markdown")
     assert code == 0
     assert (Path(__file__).parents[1] / "docs" / "environment.md").read_text() == out
-
-
-@pytest.mark.parametrize("name", ["torchrun_reshard", "local_ranks"])
-@pytest.mark.slow
-def test_the_examples_run(name):
-    script = str(Path(__file__).parents[1] / "examples" / f"{name}.py")
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
-    command = [sys.executable, *(launcher if name == "torchrun_reshard" else []), script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    if name == "local_ranks":
-        assert done.stdout == "[[], [], [10]]\n"
-        return
-    rows = re.findall(
-        r"rank (\d): received (\d+) of (\d+) bytes bound, qkv_proj \(64, 64\)", done.stdout
-    )
-    assert sorted(int(rank) for rank, _, _ in rows) == [0, 1, 2, 3]
-    assert all(received == bound != "0" for _, received, bound in rows)
