@@ -23,7 +23,7 @@ from hybridengine import _core
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 from hybridengine.job import RankOutcome, ReshardJob, run_job
-from hybridengine.launch import run_local
+from hybridengine.launch import end_fork_server, run_local
 from hybridengine.models import Model, model_names, resolve
 from hybridengine.planning import bind_both, plan
 from hybridengine.progress import show_phases
@@ -57,7 +57,10 @@ JsonOption = Annotated[
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        end_fork_server()
 
 
 def run(arguments: list[str]) -> int:

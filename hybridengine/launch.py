@@ -82,7 +82,7 @@ def run_local(
         try:
             return _Launch(world, on_event).run(start, function, args)
         except (KeyboardInterrupt, SystemExit):
-            _end_fork_server()
+            end_fork_server()
             raise
 
 
@@ -91,6 +91,21 @@ def tell(event: Any) -> None:
     does nothing."""
     if _to_caller is not None:
         _to_caller.send(("event", event))
+
+
+def end_fork_server() -> None:
+    """Ends it now: left alone it ends with its caller, but takes a second or two to unload torch,
+    and holds the caller's stdout meanwhile. The next launch starts another one."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is None:
+        return
+    try:
+        # Looked at, not reaped: the number stays its own, and multiprocessing sees that it is gone.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return  # another process started it
 
 
 class _Launch:
@@ -192,14 +207,6 @@ def _start_fork_server(function: Callable[..., Any], environment: dict[str, str]
         if unset:
             del os.environ["OMP_NUM_THREADS"]
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _end_fork_server() -> None:
-    """It would end by itself, but only after a second or two of unloading torch. multiprocessing
-    starts another one when one is needed."""
-    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
 
 
 def _rank_main(

@@ -137,19 +137,30 @@ def test_a_killed_rank_is_named(held):
     assert err == "error: rank 1 died: SIGKILL. See what it wrote to stderr.\n"
 
 
-@pytest.mark.parametrize("name", ["torchrun_reshard", "local_ranks"])
+_ROOT = Path(__file__).parents[1]
+
+
 @pytest.mark.slow
-def test_the_examples_run(name):
-    script = str(Path(__file__).parents[1] / "examples" / f"{name}.py")
+def test_the_example_of_torchrun():
+    script = str(_ROOT / "examples" / "torchrun_reshard.py")
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
-    command = [sys.executable, *(launcher if name == "torchrun_reshard" else []), script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    if name == "local_ranks":
-        assert done.stdout == "[[], [], [10]]\n"
-        return
-    rows = re.findall(
-        r"rank (\d): received (\d+) of (\d+) bytes bound, qkv_proj \(64, 64\)", done.stdout
+    done = subprocess.run(
+        [sys.executable, *launcher, script], capture_output=True, text=True, timeout=60
     )
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"rank (\d): received (\d+) bytes of (\d+)\n", done.stdout)
     assert sorted(int(rank) for rank, _, _ in rows) == [0, 1, 2, 3]
     assert all(received == bound != "0" for _, received, bound in rows)
+    assert done.stdout.count("qkv_proj is (64, 64)") == 4
+
+
+@pytest.mark.slow
+def test_the_example_of_local_ranks():
+    script = str(_ROOT / "examples" / "local_ranks.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[[], [], [10]]\n"), done.stderr
+
+
+def test_the_readme_shows_the_example_that_is_tested():
+    code = (_ROOT / "examples" / "torchrun_reshard.py").read_text().split('"""\n\n', 1)[1]
+    assert f"```python\n{code}```" in (_ROOT / "README.md").read_text()

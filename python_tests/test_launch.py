@@ -12,7 +12,7 @@ import launch_scenarios as scenarios
 import pytest
 
 from hybridengine import TransportError, UsageError
-from hybridengine.launch import RankDied, RankFailed, run_local, tell
+from hybridengine.launch import RankDied, RankFailed, end_fork_server, run_local, tell
 
 
 def alive(pid: int) -> bool:
@@ -116,6 +116,12 @@ def test_a_launch_after_a_failed_one_works_and_leaves_no_folder():
         run_local(2, scenarios.kill_one, 1)
     assert run_local(2, scenarios.add_ranks, 0) == [[0, 1]] * 2
     assert set(Path(tempfile.gettempdir()).glob("hybridengine.*")) <= before
+
+
+def test_a_launch_after_the_end_of_the_fork_server_starts_another():
+    assert run_local(1, scenarios.add_ranks, 1) == [[1]]
+    end_fork_server()
+    assert run_local(2, scenarios.add_ranks, 1) == [[1, 2]] * 2
 
 
 @pytest.mark.parametrize("world", [0, -1, True, 2.0, "2", None])
