@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 #include "layout/layout.h"
 #include "layout/share.h"
 
@@ -112,9 +113,7 @@ class Binder {
               [&](int32_t a, int32_t b) { return ranks[a] < ranks[b]; });
     layout_->ranks_ = ranks;
     std::sort(layout_->ranks_.begin(), layout_->ranks_.end());
-    const auto& sorted = layout_->ranks_;
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() || sorted.front() < 0)
-      throw UsageError("the ranks of a layout must be different and not negative", "", "");
+    Layout::check_ranks(layout_->ranks_);
   }
 
   void check_axes(const TensorRule& each) const {
@@ -267,6 +266,7 @@ class Binder {
     std::vector<int64_t>& begin = layout_->piece_begin_;
     for (size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];
     next_piece_.assign(begin.begin(), begin.end() - 1);
+    reserve_huge(layout_->pieces_, begin.back());
     layout_->pieces_.resize(begin.back());
     int64_t num_locals = 0, bytes = 0;
     for (int32_t at = 0; at < num_positions_; ++at) {
@@ -277,6 +277,7 @@ class Binder {
         add_bytes(group_kinds_[kind][at]->local, group_counts_[kind], bytes);
       }
     }
+    reserve_huge(layout_->locals_, num_locals);
     layout_->locals_.resize(num_locals);
     layout_->local_begin_ = next_local_;
     layout_->local_begin_.push_back(static_cast<int32_t>(num_locals));

@@ -18,6 +18,12 @@ Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves)
       moves_(std::move(moves)),
       certificate_(certify(*src_, *dst_, moves_)) {}
 
+Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves, const Pairing& pairing)
+    : src_(std::move(src)),
+      dst_(std::move(dst)),
+      moves_(std::move(moves)),
+      certificate_(certify(*src_, *dst_, moves_, pairing)) {}
+
 Place Plan::src_place(const Move& move, const Box& box) const {
   const Piece& piece = src_->pieces()[move.src_piece];
   return place_within(piece.place, piece.box, box);
@@ -131,9 +137,12 @@ PlanPtr Plan::load(std::string_view blob) {
   const auto num_moves = reader.get<uint64_t>();
   reader.check_count(num_moves, kMoveBytes);
   std::vector<Move> moves;
+  int64_t bytes = 0;
   for (uint64_t i = 0; i < num_moves; ++i) {
     moves.push_back(get_move(reader));
     check_move_indices(*src, *dst, moves.back());
+    if (__builtin_add_overflow(bytes, moves.back().num_bytes(), &bytes))
+      throw UsageError("saved bytes hold more moves than 63 bits count bytes of", "", "");
   }
   reader.finish();
   auto plan = std::make_shared<const Plan>(std::move(src), std::move(dst), std::move(moves));
