@@ -32,6 +32,13 @@ struct Choice {
   int32_t box = -1;    // index into Planner::cuts_; -1: the whole part
 };
 
+/// Both ends of a tensor.
+struct Ends {
+  int32_t tensor = 0;
+  int32_t src_piece = 0, dst_piece = 0;  // the first ones
+  Dtype src_dtype, dst_dtype;
+};
+
 struct Pattern {
   std::vector<Part> parts;
   std::vector<int32_t> fixed;    // parts without a choice
@@ -165,46 +172,54 @@ class Planner {
     count_moves();
     for (int32_t tensor = 0; tensor < num_tensors(); ++tensor) {
       const Pattern& pattern = pattern_of(tensor);
+      const Ends ends = ends_of(tensor);
       for (const int32_t part : pattern.fixed)
-        write_move(tensor, pattern.parts[part], 0, pattern.parts[part].box);
+        write_move(ends, pattern.parts[part], 0, pattern.parts[part].box);
     }
     for (const Choice& choice : choices_) {
       const Part& part = part_of({choice.tensor, choice.part});
-      write_move(choice.tensor, part, choice.holder, choice.box < 0 ? part.box : cuts_[choice.box]);
+      write_move(ends_of(choice.tensor), part, choice.holder,
+                 choice.box < 0 ? part.box : cuts_[choice.box]);
     }
   }
 
   /// Finds where the moves of each local tensor begin. Locals are ordered by rank, as moves are.
   void count_moves() {
     next_move_.assign(dst_->locals().size() + 1, 0);
-    const auto count = [&](int32_t tensor, const Part& part) {
-      ++next_move_[dst_->pieces_of(tensor)[part.dst_ordinal].local + 1];
+    const auto count = [&](const Piece* pieces, const Part& part) {
+      ++next_move_[pieces[part.dst_ordinal].local + 1];
     };
     for (int32_t tensor = 0; tensor < num_tensors(); ++tensor) {
       const Pattern& pattern = pattern_of(tensor);
-      for (const int32_t part : pattern.fixed) count(tensor, pattern.parts[part]);
+      const Piece* const pieces = dst_->pieces_of(tensor).data();
+      for (const int32_t part : pattern.fixed) count(pieces, pattern.parts[part]);
     }
     for (const Choice& choice : choices_)
-      count(choice.tensor, part_of({choice.tensor, choice.part}));
+      count(dst_->pieces_of(choice.tensor).data(), part_of({choice.tensor, choice.part}));
     for (size_t i = 1; i < next_move_.size(); ++i) next_move_[i] += next_move_[i - 1];
     reserve_huge(moves_, next_move_.back());
     moves_.resize(next_move_.back());
     offsets_.resize(next_move_.back());
   }
 
-  void write_move(int32_t tensor, const Part& part, int32_t holder, const Box& box) {
+  Ends ends_of(int32_t tensor) const {
     const int32_t src_tensor = pairing_.src_tensor[tensor];
-    const int32_t dst_piece = first_piece(*dst_, tensor) + part.dst_ordinal;
+    return {tensor, first_piece(*src_, src_tensor), first_piece(*dst_, tensor),
+            src_->spec().tensors()[src_tensor].dtype, dst_->spec().tensors()[tensor].dtype};
+  }
+
+  void write_move(const Ends& ends, const Part& part, int32_t holder, const Box& box) {
+    const int32_t dst_piece = ends.dst_piece + part.dst_ordinal;
     const Piece& piece = dst_->pieces()[dst_piece];
     const int32_t at = next_move_[piece.local]++;
     Move& move = moves_[at];
-    move.tensor = tensor;
-    move.src_piece = first_piece(*src_, src_tensor) + part.src_ordinals[holder];
+    move.tensor = ends.tensor;
+    move.src_piece = ends.src_piece + part.src_ordinals[holder];
     move.dst_piece = dst_piece;
     move.src = part.holder_set < 0 ? piece.rank : sets_.ranks(part.holder_set)[holder];
     move.dst = piece.rank;
-    move.src_dtype = src_->spec().tensors()[src_tensor].dtype;
-    move.dst_dtype = dst_->spec().tensors()[tensor].dtype;
+    move.src_dtype = ends.src_dtype;
+    move.dst_dtype = ends.dst_dtype;
     move.box = box;
     offsets_[at] = place_within(piece.place, piece.box, box).offset_elems;
   }

@@ -26,6 +26,7 @@ class Fuser {
     index_.resize(rows.empty() ? 0 : rows.back().rank + 1);
     for (size_t i = 0; i < rows.size(); ++i) index_[rows[i].rank] = static_cast<int32_t>(i);
     num_ranks_ = static_cast<int32_t>(rows.size());
+    open_.resize(num_ranks_);
   }
 
   std::vector<Bucket> run() {
@@ -35,6 +36,7 @@ class Fuser {
         begin_destination();
       if (!moves[i].local()) add_move(i);
     }
+    begin_destination();
     return std::move(buckets_);
   }
 
@@ -43,10 +45,14 @@ class Fuser {
     int32_t bucket = -1;
     int64_t window = 0;
     int32_t turn = 0;
+    std::vector<Item> items;  // of the bucket, which takes just the room they need when it closes
   };
 
   void begin_destination() {
-    open_.assign(num_ranks_, {});
+    for (Open& open : open_) {
+      close(open);
+      open.window = open.turn = 0;
+    }
     received_bytes_ = window_ = 0;
     first_turn_ = next_turn_ = 0;
   }
@@ -103,6 +109,7 @@ class Fuser {
     const bool follows = open.bucket >= 0 && open.window == window;
     open.turn = follows ? open.turn + 1 : first_turn_;
     next_turn_ = std::max(next_turn_, open.turn + 1);
+    close(open);
     Bucket bucket{.src = move.src, .dst = move.dst, .step = move.step, .direct = true, .items = {}};
     const int32_t distance = (index_[move.dst] - index_[move.src] + num_ranks_) % num_ranks_;
     if (__builtin_mul_overflow(open.turn, num_ranks_, &bucket.round) ||
@@ -116,11 +123,17 @@ class Fuser {
     buckets_.push_back(std::move(bucket));
   }
 
-  void append(int32_t index, const Box& box, int64_t offset, int64_t elem_bytes, const Open& open) {
+  void close(Open& open) {
+    if (open.bucket >= 0) buckets_[open.bucket].items.assign(open.items.begin(), open.items.end());
+    open.items.clear();
+    open.bucket = -1;
+  }
+
+  void append(int32_t index, const Box& box, int64_t offset, int64_t elem_bytes, Open& open) {
     const Move& move = plan_.moves()[index];
     Bucket& bucket = buckets_[open.bucket];
     const int64_t bytes = box.num_elems() * elem_bytes;
-    bucket.items.push_back({index, offset, box});
+    open.items.push_back({index, offset, box});
     bucket.num_bytes = offset + bytes;
     bucket.direct = bucket.direct && move.op == Op::kCopy && move.codec == Codec::kNone &&
                     move.src_dtype == move.dst_dtype;
