@@ -113,8 +113,8 @@ void check_move_indices(const Layout& src, const Layout& dst, const Move& move) 
 
 Blob Plan::save() const {
   BlobWriter writer(kMagic, kVersion);
-  writer.put_text(src_->save());
-  writer.put_text(dst_->save());
+  writer.put_bytes(src_->save());
+  writer.put_bytes(dst_->save());
   writer.put<uint64_t>(moves_.size());
   for (const Move& move : moves_) put_move(writer, move);
   return std::move(writer).finish();
@@ -132,8 +132,8 @@ uint64_t Plan::digest() const {
 
 PlanPtr Plan::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
-  auto src = std::make_shared<const Layout>(Layout::load(reader.get_text()));
-  auto dst = std::make_shared<const Layout>(Layout::load(reader.get_text()));
+  auto src = std::make_shared<const Layout>(Layout::load(reader.get_bytes()));
+  auto dst = std::make_shared<const Layout>(Layout::load(reader.get_bytes()));
   const auto num_moves = reader.get<uint64_t>();
   reader.check_count(num_moves, kMoveBytes);
   std::vector<Move> moves;

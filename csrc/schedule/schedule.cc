@@ -83,7 +83,7 @@ void Schedule::put_buckets(BlobWriter& writer) const {
 
 Blob Schedule::save() const {
   BlobWriter writer(kMagic, kVersion);
-  writer.put_text(plan_->save());
+  writer.put_bytes(plan_->save());
   put_buckets(writer);
   return std::move(writer).finish();
 }
@@ -129,7 +129,7 @@ Item get_item(BlobReader& reader, const Plan& plan, const Bucket& bucket) {
 
 SchedulePtr Schedule::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
-  PlanPtr plan = Plan::load(reader.get_text());
+  PlanPtr plan = Plan::load(reader.get_bytes());
   const auto bucket_bytes = reader.get<int64_t>();
   if (bucket_bytes <= 0)
     throw UsageError("saved bytes hold a schedule of an impossible bucket size",
