@@ -10,6 +10,32 @@ namespace {
   throw UsageError(what, facts, "Save it again with this version of hybridengine.");
 }
 
+/// How many bytes follow the first one of a UTF-8 character; -1 where it begins none.
+int num_following(unsigned char first) {
+  if (first < 0x80) return 0;
+  if (first >= 0xc2 && first < 0xe0) return 1;
+  if (first >= 0xe0 && first < 0xf0) return 2;
+  return first >= 0xf0 && first < 0xf5 ? 3 : -1;
+}
+
+bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const auto first = static_cast<unsigned char>(text[at]);
+    const int following = num_following(first);
+    if (following < 0 || text.size() - at <= static_cast<size_t>(following)) return false;
+    uint32_t point = following == 0 ? first : first & (0x3f >> following);
+    for (int i = 1; i <= following; ++i) {
+      const auto next = static_cast<unsigned char>(text[at + i]);
+      if ((next & 0xc0) != 0x80) return false;
+      point = point << 6 | (next & 0x3f);
+    }
+    const bool overlong = (following == 2 && point < 0x800) || (following == 3 && point < 0x10000);
+    if (overlong || point > 0x10ffff || (point >= 0xd800 && point < 0xe000)) return false;
+    at += following + 1;
+  }
+  return true;
+}
+
 }  // namespace
 
 BlobWriter::BlobWriter(std::string_view magic, uint32_t version) {
@@ -35,7 +61,7 @@ BlobReader::BlobReader(std::string_view blob, std::string_view magic, uint32_t v
   left_.remove_suffix(sizeof digest);
   std::memcpy(&digest, blob.data() + left_.size(), sizeof digest);
   if (digest != digest_of(left_)) refuse("saved bytes are damaged", "their digest does not match");
-  const std::string found = get_text();
+  const std::string_view found = get_bytes();
   if (found != magic) refuse("saved bytes hold something else", str_cat("wanted ", magic));
   const auto found_version = get<uint32_t>();
   if (found_version != version)
@@ -44,9 +70,15 @@ BlobReader::BlobReader(std::string_view blob, std::string_view magic, uint32_t v
 }
 
 std::string BlobReader::get_text() {
+  const std::string_view text = get_bytes();
+  if (!is_utf8(text)) refuse("saved bytes hold a text that is not UTF-8", "");
+  return std::string(text);
+}
+
+std::string_view BlobReader::get_bytes() {
   const auto count = get<uint64_t>();
   check_count(count, 1);
-  return std::string(take(count));
+  return take(count);
 }
 
 Dtype BlobReader::get_dtype() {

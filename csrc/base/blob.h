@@ -31,6 +31,7 @@ class BlobWriter {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   void put_text(std::string_view text);
+  void put_bytes(std::string_view bytes) { put_text(bytes); }
   template <class Number>
   void put_all(std::span<const Number> values) {
     put<uint64_t>(values.size());
@@ -61,8 +62,9 @@ class BlobReader {
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
     return value;
   }
-  std::string get_text();
-  Dtype get_dtype();  // throws on a value that is no Dtype
+  std::string get_text();        // throws on what is not UTF-8
+  std::string_view get_bytes();  // any content; lies in the blob
+  Dtype get_dtype();             // throws on a value that is no Dtype
   template <class Number>
   std::vector<Number> get_all() {
     const auto count = get<uint64_t>();

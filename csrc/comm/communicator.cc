@@ -270,12 +270,12 @@ std::vector<Blob> Communicator::all_gather(const Blob& mine) {
     send_blob(0, mine);
     const Blob packed = receive_blob(0);
     BlobReader reader(packed);
-    for (Blob& blob : all) blob = reader.get_text();
+    for (Blob& blob : all) blob = reader.get_bytes();
     return all;
   }
   for (Rank peer = 1; peer < world_; ++peer) all[peer] = receive_blob(peer);
   BlobWriter writer;
-  for (const Blob& blob : all) writer.put_text(blob);
+  for (const Blob& blob : all) writer.put_bytes(blob);
   const Blob packed = std::move(writer).take();
   for (Rank peer = 1; peer < world_; ++peer) send_blob(peer, packed);
   flush();

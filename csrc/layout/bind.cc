@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 #include "layout/layout.h"
 #include "layout/share.h"
 
@@ -30,12 +31,7 @@ struct SlotKind {
 struct Slot {
   int32_t tensor = 0;
   int32_t kind = 0;
-};
-
-struct Group {
-  int32_t name = 0;
-  int32_t kind = -1;
-  std::vector<Slot> slots;
+  int32_t group = 0;  // which has the same index as its name
 };
 
 /// A group as one mesh position stores it: what differs from group to group is left open.
@@ -88,6 +84,10 @@ class Binder {
       by_template_[rule.rules[i].from].push_back(i);
     }
     order_positions();
+    size_t most_rules = 0;
+    for (const auto& [name, rules] : by_template_) most_rules = std::max(most_rules, rules.size());
+    layout_->names_.reserve(tensors_.size() * most_rules);
+    group_of_.reserve(tensors_.size());
   }
 
   LayoutPtr run() {
@@ -96,9 +96,9 @@ class Binder {
     layout_->kinds_.assign(tensors_.size(), -1);
     for (int32_t tensor = 0; tensor < static_cast<int32_t>(tensors_.size()); ++tensor)
       add_tensor(tensor);
-    for (Group& group : groups_) group.kind = group_kind_of(group);
+    gather_groups();
     make_room();
-    for (const Group& group : groups_) place_group(group);
+    for (int32_t group = 0; group < num_groups(); ++group) place_group(group);
     finish_kinds();
     return layout_;
   }
@@ -112,9 +112,7 @@ class Binder {
               [&](int32_t a, int32_t b) { return ranks[a] < ranks[b]; });
     layout_->ranks_ = ranks;
     std::sort(layout_->ranks_.begin(), layout_->ranks_.end());
-    const auto& sorted = layout_->ranks_;
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() || sorted.front() < 0)
-      throw UsageError("the ranks of a layout must be different and not negative", "", "");
+    Layout::check_ranks(layout_->ranks_);
   }
 
   void check_axes(const TensorRule& each) const {
@@ -137,17 +135,22 @@ class Binder {
                        "Add it to the mapping.");
     for (const size_t rule : found->second) {
       substitute(rule_.rules[rule].to, name, numbers_, local_name_);
-      const auto [entry, fresh] = group_of_.emplace(local_name_, groups_.size());
-      if (fresh) {
-        groups_.push_back({static_cast<int32_t>(layout_->names_.size()), -1, {}});
-        layout_->names_.push_back(local_name_);
-      }
+      const int32_t group = group_named(local_name_);
       const int32_t kind = slot_kind_of(rule, tensors_[tensor]);
-      groups_[entry->second].slots.push_back({tensor, kind});
+      slots_.push_back({tensor, kind, group});
       layout_->piece_begin_[tensor + 1] += slot_kinds_[kind].num_pieces;
       // Tensors in several groups are kinds of their own: they are rare (tied heads).
       layout_->kinds_[tensor] = num_slots_[tensor]++ == 0 ? kind : -1;
     }
+  }
+
+  int32_t group_named(const std::string& name) {
+    const auto found = group_of_.find(name);
+    if (found != group_of_.end()) return found->second;
+    const auto group = static_cast<int32_t>(layout_->names_.size());
+    layout_->names_.push_back(name);
+    group_of_.emplace(layout_->names_.back(), group);
+    return group;
   }
 
   int32_t slot_kind_of(size_t rule_index, const TensorInfo& tensor) {
@@ -183,18 +186,39 @@ class Binder {
                      str_cat(rule_.text, " has ", end, " layers"), "");
   }
 
-  int32_t group_kind_of(Group& group) {
-    const auto slot = [&](const Slot& each) { return slot_kinds_[each.kind].rule->slot; };
-    std::stable_sort(group.slots.begin(), group.slots.end(),
-                     [&](const Slot& a, const Slot& b) { return slot(a) < slot(b); });
+  /// Brings the slots of each group together, in the order in which they are joined.
+  void gather_groups() {
+    group_begin_.assign(layout_->names_.size() + 1, 0);
+    for (const Slot& slot : slots_) ++group_begin_[slot.group + 1];
+    for (size_t i = 1; i < group_begin_.size(); ++i) group_begin_[i] += group_begin_[i - 1];
+    std::vector<Slot> gathered(slots_.size());
+    std::vector<int32_t> next(group_begin_.begin(), group_begin_.end() - 1);
+    for (const Slot& slot : slots_) gathered[next[slot.group]++] = slot;
+    slots_.swap(gathered);
+    const auto order = [&](const Slot& slot) { return slot_kinds_[slot.kind].rule->slot; };
+    for (int32_t group = 0; group < num_groups(); ++group) {
+      std::stable_sort(slots_.begin() + group_begin_[group],
+                       slots_.begin() + group_begin_[group + 1],
+                       [&](const Slot& a, const Slot& b) { return order(a) < order(b); });
+      group_kind_.push_back(group_kind_of(slots_of(group)));
+    }
+  }
+
+  int32_t num_groups() const { return static_cast<int32_t>(layout_->names_.size()); }
+  std::span<const Slot> slots_of(int32_t group) const {
+    return std::span(slots_).subspan(group_begin_[group],
+                                     group_begin_[group + 1] - group_begin_[group]);
+  }
+
+  int32_t group_kind_of(std::span<const Slot> slots) {
     key_.clear();
-    for (const Slot& each : group.slots) key_.push_back(each.kind);
+    for (const Slot& slot : slots) key_.push_back(slot.kind);
     const auto [entry, fresh] =
         group_kind_index_.emplace(key_, static_cast<int32_t>(group_kinds_.size()));
     if (fresh) {
       group_kinds_.emplace_back();
       for (int32_t at = 0; at < num_positions_; ++at)
-        group_kinds_.back().push_back(store(group, at));
+        group_kinds_.back().push_back(store(slots, at));
       group_counts_.push_back(0);
     }
     ++group_counts_[entry->second];
@@ -203,27 +227,25 @@ class Binder {
 
   /// A group may repeat its slots for several positions (a tied head on the last stage): what must
   /// differ are the slots of one position.
-  std::optional<Stored> store(const Group& group, int32_t at) {
+  std::optional<Stored> store(std::span<const Slot> slots, int32_t at) {
     here_.clear();
-    for (size_t i = 0; i < group.slots.size(); ++i) {
-      const SlotKind& kind = slot_kinds_[group.slots[i].kind];
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const SlotKind& kind = slot_kinds_[slots[i].kind];
       if (!kind.at[at]) continue;
-      if (!here_.empty() &&
-          slot_kinds_[group.slots[here_.back()].kind].rule->slot == kind.rule->slot)
+      if (!here_.empty() && slot_kinds_[slots[here_.back()].kind].rule->slot == kind.rule->slot)
         throw UsageError("two tensors claim the same slot of a local tensor",
-                         str_cat("'", tensors_[group.slots[i].tensor].name, "' in '",
-                                 layout_->names_[group.name], "'"),
+                         str_cat("'", tensors_[slots[i].tensor].name, "' in '",
+                                 layout_->names_[slots.front().group], "'"),
                          "");
       here_.push_back(i);
     }
     if (here_.empty()) return std::nullopt;
     const Rank rank = layout_->ranks_[at];
-    Stored stored{{rank, 0, tensors_[group.slots[here_.front()].tensor].dtype, joined(group, at)},
-                  {}};
+    Stored stored{{rank, 0, tensors_[slots[here_.front()].tensor].dtype, joined(slots, at)}, {}};
     const Dims strides = stored.local.shape.contiguous_strides();
     int64_t offset = 0;
     for (const size_t i : here_) {
-      const SlotKind& kind = slot_kinds_[group.slots[i].kind];
+      const SlotKind& kind = slot_kinds_[slots[i].kind];
       const Share& share = *kind.at[at];
       if (!share.box.empty())
         stored.pieces.emplace_back(i, Piece{0, 0, rank, share.box, Place{offset, strides}});
@@ -234,15 +256,15 @@ class Binder {
   }
 
   /// The shape of the slots in here_, joined.
-  Shape joined(const Group& group, int32_t at) const {
+  Shape joined(std::span<const Slot> slots, int32_t at) const {
     const auto kind_at = [&](size_t i) -> const SlotKind& {
-      return slot_kinds_[group.slots[here_[i]].kind];
+      return slot_kinds_[slots[here_[i]].kind];
     };
-    const TensorInfo& first = tensors_[group.slots[here_.front()].tensor];
+    const TensorInfo& first = tensors_[slots[here_.front()].tensor];
     Shape shape = first.shape;
     shape.size = kind_at(0).at[at]->local_size;
     for (size_t i = 1; i < here_.size(); ++i) {
-      const TensorInfo& next = tensors_[group.slots[here_[i]].tensor];
+      const TensorInfo& next = tensors_[slots[here_[i]].tensor];
       const Dims& local_size = kind_at(i).at[at]->local_size;
       const int cat_dim = kind_at(i).rule->cat_dim;
       bool fits = next.shape.ndim == shape.ndim && next.dtype == first.dtype && cat_dim >= 0 &&
@@ -251,7 +273,7 @@ class Binder {
         fits = dim == cat_dim || local_size[dim] == shape.size[dim];
       if (!fits)
         throw UsageError(
-            str_cat("tensors cannot be joined into '", layout_->names_[group.name], "'"),
+            str_cat("tensors cannot be joined into '", layout_->names_[slots.front().group], "'"),
             str_cat("'", first.name, "' ", first.shape.to_string(), " ", dtype_name(first.dtype),
                     " and '", next.name, "' ", next.shape.to_string(), " ", dtype_name(next.dtype)),
             "");
@@ -267,6 +289,7 @@ class Binder {
     std::vector<int64_t>& begin = layout_->piece_begin_;
     for (size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];
     next_piece_.assign(begin.begin(), begin.end() - 1);
+    reserve_huge(layout_->pieces_, begin.back());
     layout_->pieces_.resize(begin.back());
     int64_t num_locals = 0, bytes = 0;
     for (int32_t at = 0; at < num_positions_; ++at) {
@@ -277,6 +300,7 @@ class Binder {
         add_bytes(group_kinds_[kind][at]->local, group_counts_[kind], bytes);
       }
     }
+    reserve_huge(layout_->locals_, num_locals);
     layout_->locals_.resize(num_locals);
     layout_->local_begin_ = next_local_;
     layout_->local_begin_.push_back(static_cast<int32_t>(num_locals));
@@ -289,15 +313,16 @@ class Binder {
       throw UsageError("a layout has more bytes than 63 bits count", rule_.text, "");
   }
 
-  void place_group(const Group& group) {
-    const GroupKind& kind = group_kinds_[group.kind];
+  void place_group(int32_t group) {
+    const std::span<const Slot> slots = slots_of(group);
+    const GroupKind& kind = group_kinds_[group_kind_[group]];
     for (int32_t at = 0; at < num_positions_; ++at) {
       if (!kind[at]) continue;
       const int32_t local = next_local_[at]++;
       layout_->locals_[local] = kind[at]->local;
-      layout_->locals_[local].name = group.name;
+      layout_->locals_[local].name = group;
       for (const auto& [slot, open] : kind[at]->pieces) {
-        const int32_t tensor = group.slots[slot].tensor;
+        const int32_t tensor = slots[slot].tensor;
         Piece& piece = layout_->pieces_[next_piece_[tensor]++] = open;
         piece.tensor = tensor;
         piece.local = local;
@@ -331,9 +356,11 @@ class Binder {
   std::vector<int32_t> positions_;  // mesh positions in rank order
   std::unordered_map<std::string, std::vector<size_t>> by_template_;
   std::vector<SlotKind> slot_kinds_;
-  std::vector<std::vector<int32_t>> slot_kinds_of_;  // by rule
-  std::unordered_map<std::string, size_t> group_of_;
-  std::vector<Group> groups_;
+  std::vector<std::vector<int32_t>> slot_kinds_of_;         // by rule
+  std::vector<Slot> slots_;                                 // by group once they are gathered
+  std::vector<int32_t> group_begin_;                        // into slots_
+  std::vector<int32_t> group_kind_;                         // by group
+  std::unordered_map<std::string_view, int32_t> group_of_;  // the names of layout_, which stay put
   std::map<std::vector<int32_t>, int32_t> group_kind_index_;
   std::vector<GroupKind> group_kinds_;
   std::vector<int64_t> group_counts_;  // groups of each kind

@@ -15,9 +15,6 @@ void check_indices(const Spec& spec, const std::vector<Rank>& ranks, size_t num_
   const auto fits = [](int64_t index, size_t count) {
     return index >= 0 && index < static_cast<int64_t>(count);
   };
-  if (!std::is_sorted(ranks.begin(), ranks.end()) || (!ranks.empty() && ranks.front() < 0) ||
-      std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
-    throw UsageError("the ranks of a layout must be different and not negative", "", "");
   for (size_t i = 0; i < locals.size(); ++i) {
     if (!std::binary_search(ranks.begin(), ranks.end(), locals[i].rank) ||
         !fits(locals[i].name, num_names) || (i > 0 && locals[i].rank < locals[i - 1].rank))
@@ -76,6 +73,7 @@ Layout::Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks,
       names_(std::move(names)),
       locals_(std::move(locals)),
       pieces_(std::move(pieces)) {
+  check_ranks(ranks_);
   check_indices(*spec_, ranks_, names_.size(), locals_, pieces_);
   std::erase_if(pieces_, [](const Piece& piece) { return piece.box.empty(); });
   if (!std::is_sorted(pieces_.begin(), pieces_.end(), in_order))
@@ -85,6 +83,13 @@ Layout::Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks,
   for (size_t i = 1; i < piece_begin_.size(); ++i) piece_begin_[i] += piece_begin_[i - 1];
   index_locals();
   find_kinds();
+}
+
+void Layout::check_ranks(const std::vector<Rank>& ranks) {
+  if (ranks.empty() || !std::is_sorted(ranks.begin(), ranks.end()) || ranks.front() < 0 ||
+      ranks.back() >= kMaxRanks || std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
+    throw UsageError("the ranks of a layout are not usable", str_cat(ranks.size(), " ranks"),
+                     str_cat("Use at least one, all different, from 0 to ", kMaxRanks - 1, "."));
 }
 
 void Layout::index_locals() {

@@ -19,6 +19,9 @@
 
 namespace hybridengine {
 
+/// Ranks are numbered below this, so that tables by rank stay small whatever a file says.
+inline constexpr Rank kMaxRanks = 1 << 20;
+
 /// What one rank stores under one name: contiguous, row-major, `shape`.
 struct LocalTensor {
   Rank rank = 0;
@@ -41,8 +44,8 @@ struct Piece {
 class Layout {
  public:
   /// `locals` must be ordered by rank; `pieces` are brought into the order (tensor, rank, local)
-  /// here and empty ones dropped. Throws UsageError on an index or rank that does not exist, or a
-  /// box outside of its tensor; the rest is for check().
+  /// here and empty ones dropped. Throws UsageError on an index or rank that does not exist, no
+  /// ranks or more than kMaxRanks, or a box outside of its tensor; the rest is for check().
   Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks, std::vector<std::string> names,
          std::vector<LocalTensor> locals, std::vector<Piece> pieces);
 
@@ -80,6 +83,7 @@ class Layout {
  private:
   friend class Binder;  // fills a layout in place; what it makes needs no search for kinds
   Layout() = default;
+  static void check_ranks(const std::vector<Rank>& ranks);
   void check_covered(int32_t tensor) const;
   void index_locals();
   void find_kinds();

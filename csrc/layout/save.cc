@@ -58,7 +58,7 @@ Piece get_piece(BlobReader& reader) {
 Blob Layout::save() const {
   BlobWriter writer(kMagic, kVersion);
   writer.put_text(text_);
-  writer.put_text(spec_->save());
+  writer.put_bytes(spec_->save());
   writer.put_all(std::span<const Rank>(ranks_));
   writer.put<uint64_t>(names_.size());
   for (const std::string& name : names_) writer.put_text(name);
@@ -89,7 +89,7 @@ uint64_t Layout::digest() const { return digest_of(save()); }
 Layout Layout::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
   std::string text = reader.get_text();
-  auto spec = std::make_shared<const Spec>(Spec::load(reader.get_text()));
+  auto spec = std::make_shared<const Spec>(Spec::load(reader.get_bytes()));
   std::vector<Rank> ranks = reader.get_all<Rank>();
   const auto num_names = reader.get<uint64_t>();
   reader.check_count(num_names, sizeof(uint64_t));

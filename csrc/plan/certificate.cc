@@ -9,24 +9,6 @@
 namespace hybridengine {
 namespace {
 
-/// Enough to see the pattern of what differs; a wrong mapping differs in every tensor.
-constexpr size_t kMaxListed = 8;
-
-class Differences {
- public:
-  void add(const std::string& line) {
-    if (count_++ < kMaxListed) text_ += (text_.empty() ? "" : "; ") + line;
-  }
-  std::string text() const {
-    return count_ > kMaxListed ? str_cat(text_, "; and ", count_ - kMaxListed, " more") : text_;
-  }
-  bool empty() const { return count_ == 0; }
-
- private:
-  size_t count_ = 0;
-  std::string text_;
-};
-
 std::vector<RankBytes> all_ranks(const Layout& src, const Layout& dst) {
   std::vector<Rank> ranks;
   std::set_union(src.ranks().begin(), src.ranks().end(), dst.ranks().begin(), dst.ranks().end(),
@@ -36,13 +18,25 @@ std::vector<RankBytes> all_ranks(const Layout& src, const Layout& dst) {
   return rows;
 }
 
-RankBytes& row_of(std::vector<RankBytes>& rows, Rank rank) {
-  const auto found = std::lower_bound(rows.begin(), rows.end(), rank,
-                                      [](const RankBytes& row, Rank r) { return row.rank < r; });
-  ensure(found != rows.end() && found->rank == rank, "a move names a rank of neither layout",
-         [&] { return str_cat(rank); });
-  return *found;
-}
+/// The rows by rank, for lookups in a long loop.
+class RowIndex {
+ public:
+  explicit RowIndex(std::vector<RankBytes>& rows) : rows_(rows) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].rank >= static_cast<Rank>(index_.size())) index_.resize(rows[i].rank + 1, -1);
+      index_[rows[i].rank] = static_cast<int32_t>(i);
+    }
+  }
+  RankBytes& of(Rank rank) const {
+    const bool known = rank >= 0 && rank < static_cast<Rank>(index_.size()) && index_[rank] >= 0;
+    ensure(known, "a move names a rank of neither layout", [&] { return str_cat(rank); });
+    return rows_[index_[rank]];
+  }
+
+ private:
+  std::vector<RankBytes>& rows_;
+  std::vector<int32_t> index_;
+};
 
 std::string gigabytes(int64_t bytes) {
   std::ostringstream text;
@@ -120,54 +114,37 @@ int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& b
   return held;
 }
 
-std::vector<int32_t> match_tensors(const Layout& layout, const Layout& other) {
-  Differences differences;
-  std::vector<int32_t> indices;
-  for (const TensorInfo& wanted : other.spec().tensors()) {
-    const int32_t index = layout.spec().find(wanted.name);
-    indices.push_back(index);
-    if (index < 0) {
-      differences.add(str_cat("'", wanted.name, "' is only in ", other.text()));
-      continue;
-    }
-    const TensorInfo& found = layout.spec().tensors()[index];
-    const bool converts = is_floating(found.dtype) && is_floating(wanted.dtype);
-    if (found.shape != wanted.shape || (found.dtype != wanted.dtype && !converts))
-      differences.add(str_cat("tensor '", wanted.name, "' is ", found.shape.to_string(), " ",
-                              dtype_name(found.dtype), " in ", layout.text(), " and ",
-                              wanted.shape.to_string(), " ", dtype_name(wanted.dtype), " in ",
-                              other.text()));
-  }
-  for (const TensorInfo& info : layout.spec().tensors())
-    if (other.spec().find(info.name) < 0)
-      differences.add(str_cat("'", info.name, "' is only in ", layout.text()));
-  if (!differences.empty())
-    throw UsageError("layouts differ", differences.text(),
-                     "Both must be bound to the same model; pad, trim or rename in the mapping.");
-  return indices;
+Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves) {
+  return certify(src, dst, moves, pair_tensors(src, dst));
 }
 
-Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves) {
-  const std::vector<int32_t> src_tensor = match_tensors(src, dst);
+Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves,
+                    const Pairing& pairing) {
   Certificate certificate{all_ranks(src, dst), {}};
-  for (const Piece& piece : dst.pieces()) {
-    const Dtype src_dtype = src.spec().tensors()[src_tensor[piece.tensor]].dtype;
-    const Dtype dst_dtype = dst.spec().tensors()[piece.tensor].dtype;
+  const RowIndex rows(certificate.ranks);
+  for (const PairKind& kind : pairing.kinds) {
+    const Dtype src_dtype = src.spec().tensors()[kind.src_tensor].dtype;
+    const Dtype dst_dtype = dst.spec().tensors()[kind.dst_tensor].dtype;
     const auto bytes = static_cast<int64_t>(dtype_bytes(wire_dtype(src_dtype, dst_dtype)));
-    RankBytes& row = row_of(certificate.ranks, piece.rank);
-    row.needed_bytes += piece.box.num_elems() * bytes;
-    row.held_bytes += held_elems(src, src_tensor[piece.tensor], piece.rank, piece.box) * bytes;
-  }
-  for (const Move& move : moves) {
-    if (move.local()) continue;
-    row_of(certificate.ranks, move.dst).received_bytes += move.num_bytes();
-    row_of(certificate.ranks, move.src).sent_bytes += move.num_bytes();
+    for (const Piece& piece : dst.pieces_of(kind.dst_tensor)) {
+      RankBytes& row = rows.of(piece.rank);
+      const int64_t held = held_elems(src, kind.src_tensor, piece.rank, piece.box);
+      row.needed_bytes += piece.box.num_elems() * bytes * kind.count;
+      row.held_bytes += held * bytes * kind.count;
+    }
+    for (const Piece& piece : src.pieces_of(kind.src_tensor))
+      certificate.senders.push_back(piece.rank);
   }
   for (RankBytes& row : certificate.ranks) row.bound_bytes = row.needed_bytes - row.held_bytes;
-  std::vector<bool> holds(certificate.ranks.empty() ? 0 : certificate.ranks.back().rank + 1);
-  for (const Piece& piece : src.pieces()) holds[piece.rank] = true;
-  for (const RankBytes& row : certificate.ranks)
-    if (holds[row.rank]) certificate.senders.push_back(row.rank);
+  for (const Move& move : moves) {
+    if (move.local()) continue;
+    const int64_t bytes = move.num_bytes();
+    rows.of(move.dst).received_bytes += bytes;
+    rows.of(move.src).sent_bytes += bytes;
+  }
+  std::vector<Rank>& senders = certificate.senders;
+  std::sort(senders.begin(), senders.end());
+  senders.erase(std::unique(senders.begin(), senders.end()), senders.end());
   return certificate;
 }
 

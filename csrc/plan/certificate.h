@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "layout/layout.h"
+#include "plan/pairing.h"
 
 namespace hybridengine {
 
@@ -39,10 +40,10 @@ struct Certificate {
 /// The elements of `box` of `tensor` that `rank` holds in `layout`.
 int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& box);
 
-/// Index in `layout`'s spec of every tensor of `spec`, by name. Throws UsageError listing names,
-/// shapes and element types that differ.
-std::vector<int32_t> match_tensors(const Layout& layout, const Layout& other);
-
+/// Throws as pair_tensors() does.
 Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves);
+/// The same where the pairing is known.
+Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves,
+                    const Pairing& pairing);
 
 }  // namespace hybridengine

@@ -31,21 +31,18 @@ void check_ends(const Plan& plan, const Move& move) {
 }
 
 /// `moves` are those of one destination piece.
-void check_piece(const Plan& plan, const Piece& piece, std::span<const Move*> moves) {
-  std::sort(moves.begin(), moves.end(),
-            [](const Move* a, const Move* b) { return a->box.start < b->box.start; });
-  int64_t elems = 0;
-  std::vector<const Move*> open;  // those that reach into the rows of the next one
-  for (const Move* move : moves) {
-    elems += move->box.num_elems();
-    if (piece.box.ndim > 0)
-      std::erase_if(open,
-                    [&](const Move* other) { return other->box.end(0) <= move->box.start[0]; });
-    for (const Move* other : open)
-      ensure(intersect(other->box, move->box).empty(), "a destination byte is written twice",
-             [&] { return describe(plan, *other) + " and " + describe(plan, *move); });
-    open.push_back(move);
+void check_piece(const Plan& plan, const Piece& piece, std::span<const Move* const> moves) {
+  if (moves.size() > 1) {
+    std::vector<Box> boxes;
+    for (const Move* move : moves) boxes.push_back(move->box);
+    const auto overlap = find_overlap(piece.box, boxes);
+    ensure(!overlap, "a destination byte is written twice", [&] {
+      return describe(plan, *moves[overlap->first]) + " and " +
+             describe(plan, *moves[overlap->second]);
+    });
   }
+  int64_t elems = 0;
+  for (const Move* move : moves) elems += move->box.num_elems();
   ensure(elems == piece.box.num_elems(), "a destination byte is never written", [&] {
     return str_cat("'", plan.dst().spec().tensors()[piece.tensor].name, "' ", piece.box.to_string(),
                    " of rank ", piece.rank);

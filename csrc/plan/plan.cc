@@ -18,6 +18,12 @@ Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves)
       moves_(std::move(moves)),
       certificate_(certify(*src_, *dst_, moves_)) {}
 
+Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves, const Pairing& pairing)
+    : src_(std::move(src)),
+      dst_(std::move(dst)),
+      moves_(std::move(moves)),
+      certificate_(certify(*src_, *dst_, moves_, pairing)) {}
+
 Place Plan::src_place(const Move& move, const Box& box) const {
   const Piece& piece = src_->pieces()[move.src_piece];
   return place_within(piece.place, piece.box, box);
@@ -107,8 +113,8 @@ void check_move_indices(const Layout& src, const Layout& dst, const Move& move) 
 
 Blob Plan::save() const {
   BlobWriter writer(kMagic, kVersion);
-  writer.put_text(src_->save());
-  writer.put_text(dst_->save());
+  writer.put_bytes(src_->save());
+  writer.put_bytes(dst_->save());
   writer.put<uint64_t>(moves_.size());
   for (const Move& move : moves_) put_move(writer, move);
   return std::move(writer).finish();
@@ -126,14 +132,17 @@ uint64_t Plan::digest() const {
 
 PlanPtr Plan::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
-  auto src = std::make_shared<const Layout>(Layout::load(reader.get_text()));
-  auto dst = std::make_shared<const Layout>(Layout::load(reader.get_text()));
+  auto src = std::make_shared<const Layout>(Layout::load(reader.get_bytes()));
+  auto dst = std::make_shared<const Layout>(Layout::load(reader.get_bytes()));
   const auto num_moves = reader.get<uint64_t>();
   reader.check_count(num_moves, kMoveBytes);
   std::vector<Move> moves;
+  int64_t bytes = 0;
   for (uint64_t i = 0; i < num_moves; ++i) {
     moves.push_back(get_move(reader));
     check_move_indices(*src, *dst, moves.back());
+    if (__builtin_add_overflow(bytes, moves.back().num_bytes(), &bytes))
+      throw UsageError("saved bytes hold more moves than 63 bits count bytes of", "", "");
   }
   reader.finish();
   auto plan = std::make_shared<const Plan>(std::move(src), std::move(dst), std::move(moves));

@@ -46,6 +46,8 @@ struct Move {
 class Plan {
  public:
   Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves);
+  /// The same where the pairing of the two layouts is known.
+  Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves, const Pairing& pairing);
 
   const Layout& src() const { return *src_; }
   const Layout& dst() const { return *dst_; }

@@ -1,168 +1,155 @@
 // The planner.
 //
-// Vocabulary: source boxes that are equal form an *atom*, held by one or more *holders* (replicas).
-// What a destination piece still needs once its own rank's source pieces are taken out is cut along
-// the atoms into *demands*; a demand can be served by any holder of its atom. Demands of the same
-// holders are shared out so that, over the whole plan, every holder sends as much as the others:
-// small holder sets first (they have no choice), each larger set then fills up its least loaded
-// members (water-filling). A demand is cut where a holder's share ends, so at most one demand per
-// holder and set is cut.
+// Vocabulary (see pattern.h for parts and holders): a part with a choice of holders is a *demand*.
+// Demands of the same holders are shared out so that, over the whole plan, every holder sends as
+// much as the others: small holder sets first (they have little choice), each larger set then fills
+// up its least loaded members (water-filling). A demand is cut where a holder's share ends, to the
+// next whole element, so at most one demand per holder and set is cut.
 //
-// Source boxes that overlap without being equal are served first come, first served: every byte
-// still moves once, but balance only sees equal boxes.
+// Moves are written straight to their final position: a destination's local tensors count their
+// moves first.
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <tuple>
 
-#include "base/error.h"
+#include "base/huge_pages.h"
+#include "plan/pattern.h"
 #include "plan/plan.h"
 
 namespace hybridengine {
 namespace {
 
-struct Atom {
-  Box box;
-  std::vector<int32_t> pieces;  // of the source layout, one per holder
-  int32_t holder_set = 0;
+struct Demand {
+  int32_t tensor = 0;
+  int32_t part = 0;
 };
 
-struct Demand {
-  Move move;                    // src and src_piece are open
-  std::vector<int32_t> pieces;  // one per holder, in the order of the holder set
+/// What one holder sends of a demand.
+struct Choice {
+  int32_t tensor = 0;
+  int32_t part = 0;
+  int32_t holder = 0;  // position in the holder set
+  int32_t box = -1;    // index into Planner::cuts_; -1: the whole part
+};
+
+/// Both ends of a tensor.
+struct Ends {
+  int32_t tensor = 0;
+  int32_t src_piece = 0, dst_piece = 0;  // the first ones
+  Dtype src_dtype, dst_dtype;
+};
+
+struct Pattern {
+  std::vector<Part> parts;
+  std::vector<int32_t> fixed;    // parts without a choice
+  std::vector<int32_t> demands;  // the other ones
+  int64_t elem_bytes = 0;        // on the wire
 };
 
 class Planner {
  public:
   Planner(const LayoutPtr& src, const LayoutPtr& dst)
-      : src_(src), dst_(dst), src_tensor_(match_tensors(*src, *dst)) {}
+      : src_(src), dst_(dst), pairing_(pair_tensors(*src, *dst)) {
+    const auto num_ranks = std::max(src->ranks().back(), dst->ranks().back()) + 1;
+    load_.assign(num_ranks, 0);
+  }
 
   PlanPtr run() {
-    for (int32_t tensor = 0; tensor < static_cast<int32_t>(src_tensor_.size()); ++tensor) {
-      find_atoms(tensor);
-      for (const Piece& piece : dst_->pieces_of(tensor)) serve(piece);
-    }
+    for (const PairKind& kind : pairing_.kinds) add_pattern(kind);
+    collect_demands();
     share_out();
-    order_moves();
-    return std::make_shared<const Plan>(src_, dst_, std::move(moves_));
+    write_moves();
+    order_within_locals();
+    return std::make_shared<const Plan>(src_, dst_, std::move(moves_), pairing_);
   }
 
  private:
-  int32_t holder_set_of(const std::vector<int32_t>& pieces) {
-    std::vector<Rank> holders;
-    for (const int32_t piece : pieces) holders.push_back(src_->pieces()[piece].rank);
-    return set_index_.emplace(std::move(holders), static_cast<int32_t>(set_index_.size()))
-        .first->second;
+  int32_t num_tensors() const { return static_cast<int32_t>(pairing_.kind_of.size()); }
+  const Pattern& pattern_of(int32_t tensor) const { return patterns_[pairing_.kind_of[tensor]]; }
+  static int32_t first_piece(const Layout& layout, int32_t tensor) {
+    return static_cast<int32_t>(layout.pieces_of(tensor).data() - layout.pieces().data());
   }
 
-  void find_atoms(int32_t tensor) {
-    atoms_.clear();
-    src_pieces_ = src_->pieces_of(src_tensor_[tensor]);
-    const auto base = static_cast<int32_t>(src_pieces_.data() - src_->pieces().data());
-    std::map<std::pair<Dims, Dims>, size_t> index;
-    for (int32_t i = 0; i < static_cast<int32_t>(src_pieces_.size()); ++i) {
-      const Piece& piece = src_pieces_[i];
-      const auto [entry, fresh] =
-          index.emplace(std::pair(piece.box.start, piece.box.size), atoms_.size());
-      if (fresh) atoms_.push_back({piece.box, {}, 0});
-      std::vector<int32_t>& pieces = atoms_[entry->second].pieces;
-      // A rank may hold a box twice; one place is enough.
-      if (pieces.empty() || src_->pieces()[pieces.back()].rank != piece.rank)
-        pieces.push_back(base + i);
+  void add_pattern(const PairKind& kind) {
+    Pattern pattern{make_parts(*src_, *dst_, kind, sets_), {}, {}, 0};
+    const Dtype src_dtype = src_->spec().tensors()[kind.src_tensor].dtype;
+    const Dtype dst_dtype = dst_->spec().tensors()[kind.dst_tensor].dtype;
+    pattern.elem_bytes = static_cast<int64_t>(dtype_bytes(wire_dtype(src_dtype, dst_dtype)));
+    for (int32_t i = 0; i < static_cast<int32_t>(pattern.parts.size()); ++i) {
+      const Part& part = pattern.parts[i];
+      (part.src_ordinals.size() > 1 ? pattern.demands : pattern.fixed).push_back(i);
+      if (part.holder_set >= 0 && part.src_ordinals.size() == 1)
+        load_[sets_.ranks(part.holder_set).front()] +=
+            part.box.num_elems() * pattern.elem_bytes * kind.count;
     }
-    for (Atom& atom : atoms_) atom.holder_set = holder_set_of(atom.pieces);
+    patterns_.push_back(std::move(pattern));
   }
 
-  /// Takes `from` out of every box in missing_, calling `found(part)` on what it takes.
-  template <class Found>
-  void take_out(const Box& from, const Found& found) {
-    next_.clear();
-    for (const Box& box : missing_) {
-      const Box common = intersect(box, from);
-      if (common.empty()) {
-        next_.push_back(box);
-        continue;
-      }
-      found(common);
-      subtract(box, common, next_);
+  void collect_demands() {
+    demands_.resize(sets_.size());
+    for (int32_t tensor = 0; tensor < num_tensors(); ++tensor) {
+      const Pattern& pattern = pattern_of(tensor);
+      for (const int32_t part : pattern.demands)
+        demands_[pattern.parts[part].holder_set].push_back({tensor, part});
     }
-    missing_.swap(next_);
-  }
-
-  void serve(const Piece& piece) {
-    missing_.assign(1, piece.box);
-    const auto dst_piece = static_cast<int32_t>(&piece - dst_->pieces().data());
-    Move move{.tensor = piece.tensor, .dst_piece = dst_piece, .dst = piece.rank, .box = {}};
-    move.src_dtype = src_->spec().tensors()[src_tensor_[piece.tensor]].dtype;
-    move.dst_dtype = dst_->spec().tensors()[piece.tensor].dtype;
-    const auto [own, own_end] =
-        std::equal_range(src_pieces_.begin(), src_pieces_.end(), piece,
-                         [](const Piece& a, const Piece& b) { return a.rank < b.rank; });
-    for (auto held = own; held != own_end; ++held)
-      take_out(held->box, [&](const Box& part) {
-        move.src = piece.rank;
-        move.src_piece = static_cast<int32_t>(&*held - src_->pieces().data());
-        move.box = part;
-        moves_.push_back(move);
-      });
-    for (const Atom& atom : atoms_) {
-      if (missing_.empty()) break;
-      take_out(atom.box, [&](const Box& part) {
-        move.box = part;
-        if (atom.holder_set >= static_cast<int32_t>(demands_.size()))
-          demands_.resize(atom.holder_set + 1);
-        demands_[atom.holder_set].push_back({move, atom.pieces});
-      });
-    }
-    if (!missing_.empty())
-      throw UsageError("no source rank holds a part of a tensor",
-                       str_cat("'", dst_->spec().tensors()[piece.tensor].name, "' ",
-                               missing_.front().to_string(), " of ", src_->text()),
-                       "");
   }
 
   void share_out() {
-    std::vector<const std::pair<const std::vector<Rank>, int32_t>*> sets;
-    for (const auto& entry : set_index_) sets.push_back(&entry);
-    std::sort(sets.begin(), sets.end(), [](const auto* a, const auto* b) {
-      return std::tuple(a->first.size(), a->second) < std::tuple(b->first.size(), b->second);
+    std::vector<int32_t> order(sets_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return sets_.ranks(a).size() < sets_.ranks(b).size();
     });
-    for (const auto* set : sets)
-      if (set->second < static_cast<int32_t>(demands_.size()))
-        share_out(set->first, demands_[set->second]);
+    for (const int32_t set : order) share_out(sets_.ranks(set), demands_[set]);
   }
 
   void share_out(const std::vector<Rank>& holders, const std::vector<Demand>& demands) {
     int64_t total = 0;
-    for (const Demand& demand : demands) total += demand.move.num_bytes();
+    for (const Demand& demand : demands)
+      total += part_of(demand).box.num_elems() * pattern_of(demand.tensor).elem_bytes;
     std::vector<int64_t> quota = quotas(holders, total);
     size_t holder = 0;
+    std::vector<Box> todo, head;  // in reverse order
     for (const Demand& demand : demands) {
-      std::vector<Box> todo{demand.move.box};
-      for (size_t i = 0; i < todo.size(); ++i) {
-        Move move = demand.move;
-        move.box = todo[i];
-        const int64_t elem_bytes = move.num_bytes() / move.box.num_elems();
-        while (quota[holder] < elem_bytes && holder + 1 < holders.size()) ++holder;
-        const int64_t elems = quota[holder] / elem_bytes;
-        if (elems < move.box.num_elems() && holder + 1 < holders.size()) {
-          std::vector<Box> head, tail;
-          split_row_major(move.box, elems, head, tail);
-          move.box = head.front();
-          todo.insert(todo.begin() + static_cast<int64_t>(i) + 1, tail.begin(), tail.end());
-          todo.insert(todo.begin() + static_cast<int64_t>(i) + 1, head.begin() + 1, head.end());
+      const int64_t elem_bytes = pattern_of(demand.tensor).elem_bytes;
+      todo.assign(1, part_of(demand).box);
+      bool whole = true;
+      while (!todo.empty()) {
+        // An element too many for one holder is one fewer for the next.
+        for (; quota[holder] <= 0 && holder + 1 < holders.size(); ++holder)
+          quota[holder + 1] += quota[holder];
+        const int64_t elems = (quota[holder] + elem_bytes - 1) / elem_bytes;
+        if (elems < todo.back().num_elems() && holder + 1 < holders.size()) {
+          split_last(elems, todo, head);
+          whole = false;
         }
-        move.src = holders[holder];
-        move.src_piece = demand.pieces[holder];
-        quota[holder] -= move.num_bytes();
-        load_[move.src] += move.num_bytes();
-        moves_.push_back(move);
+        const int64_t bytes = todo.back().num_elems() * elem_bytes;
+        quota[holder] -= bytes;
+        load_[holders[holder]] += bytes;
+        choices_.push_back({demand.tensor, demand.part, static_cast<int32_t>(holder),
+                            whole ? -1 : static_cast<int32_t>(cuts_.size())});
+        if (!whole) cuts_.push_back(todo.back());
+        todo.pop_back();
       }
     }
   }
 
+  /// Puts the parts of the last box in its place, those with the first `elems` elements last.
+  static void split_last(int64_t elems, std::vector<Box>& todo, std::vector<Box>& head) {
+    std::vector<Box> tail;
+    head.clear();
+    split_row_major(todo.back(), elems, head, tail);
+    todo.pop_back();
+    todo.insert(todo.end(), tail.rbegin(), tail.rend());
+    todo.insert(todo.end(), head.rbegin(), head.rend());
+  }
+
+  const Part& part_of(const Demand& demand) const {
+    return pattern_of(demand.tensor).parts[demand.part];
+  }
+
   /// Bytes that each holder sends of `total`, so that the least loaded fill up to one level.
-  std::vector<int64_t> quotas(const std::vector<Rank>& holders, int64_t total) {
+  std::vector<int64_t> quotas(const std::vector<Rank>& holders, int64_t total) const {
     std::vector<size_t> order(holders.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::stable_sort(order.begin(), order.end(),
@@ -181,32 +168,90 @@ class Planner {
     return quota;
   }
 
-  void order_moves() {
-    const auto key = [&](const Move& move) {
-      const Piece& piece = dst_->pieces()[move.dst_piece];
-      return std::tuple(move.step, move.dst, piece.local,
-                        place_within(piece.place, piece.box, move.box).offset_elems);
+  void write_moves() {
+    count_moves();
+    for (int32_t tensor = 0; tensor < num_tensors(); ++tensor) {
+      const Pattern& pattern = pattern_of(tensor);
+      const Ends ends = ends_of(tensor);
+      for (const int32_t part : pattern.fixed)
+        write_move(ends, pattern.parts[part], 0, pattern.parts[part].box);
+    }
+    for (const Choice& choice : choices_) {
+      const Part& part = part_of({choice.tensor, choice.part});
+      write_move(ends_of(choice.tensor), part, choice.holder,
+                 choice.box < 0 ? part.box : cuts_[choice.box]);
+    }
+  }
+
+  /// Finds where the moves of each local tensor begin. Locals are ordered by rank, as moves are.
+  void count_moves() {
+    next_move_.assign(dst_->locals().size() + 1, 0);
+    const auto count = [&](const Piece* pieces, const Part& part) {
+      ++next_move_[pieces[part.dst_ordinal].local + 1];
     };
-    std::vector<std::pair<decltype(key(moves_.front())), int32_t>> keys;
-    keys.reserve(moves_.size());
-    for (int32_t i = 0; i < static_cast<int32_t>(moves_.size()); ++i)
-      keys.emplace_back(key(moves_[i]), i);
-    std::sort(keys.begin(), keys.end());
+    for (int32_t tensor = 0; tensor < num_tensors(); ++tensor) {
+      const Pattern& pattern = pattern_of(tensor);
+      const Piece* const pieces = dst_->pieces_of(tensor).data();
+      for (const int32_t part : pattern.fixed) count(pieces, pattern.parts[part]);
+    }
+    for (const Choice& choice : choices_)
+      count(dst_->pieces_of(choice.tensor).data(), part_of({choice.tensor, choice.part}));
+    for (size_t i = 1; i < next_move_.size(); ++i) next_move_[i] += next_move_[i - 1];
+    reserve_huge(moves_, next_move_.back());
+    moves_.resize(next_move_.back());
+    offsets_.resize(next_move_.back());
+  }
+
+  Ends ends_of(int32_t tensor) const {
+    const int32_t src_tensor = pairing_.src_tensor[tensor];
+    return {tensor, first_piece(*src_, src_tensor), first_piece(*dst_, tensor),
+            src_->spec().tensors()[src_tensor].dtype, dst_->spec().tensors()[tensor].dtype};
+  }
+
+  void write_move(const Ends& ends, const Part& part, int32_t holder, const Box& box) {
+    const int32_t dst_piece = ends.dst_piece + part.dst_ordinal;
+    const Piece& piece = dst_->pieces()[dst_piece];
+    const int32_t at = next_move_[piece.local]++;
+    Move& move = moves_[at];
+    move.tensor = ends.tensor;
+    move.src_piece = ends.src_piece + part.src_ordinals[holder];
+    move.dst_piece = dst_piece;
+    move.src = part.holder_set < 0 ? piece.rank : sets_.ranks(part.holder_set)[holder];
+    move.dst = piece.rank;
+    move.src_dtype = ends.src_dtype;
+    move.dst_dtype = ends.dst_dtype;
+    move.box = box;
+    offsets_[at] = place_within(piece.place, piece.box, box).offset_elems;
+  }
+
+  /// By their place, where the moves of a local tensor were not written in that order.
+  void order_within_locals() {
+    std::vector<std::pair<int64_t, int32_t>> order;
     std::vector<Move> ordered;
-    ordered.reserve(moves_.size());
-    for (const auto& [unused, i] : keys) ordered.push_back(moves_[i]);
-    moves_ = std::move(ordered);
+    int32_t begin = 0;
+    for (size_t local = 0; local < dst_->locals().size(); begin = next_move_[local++]) {
+      const int32_t end = next_move_[local];
+      if (std::is_sorted(offsets_.begin() + begin, offsets_.begin() + end)) continue;
+      order.clear();
+      for (int32_t i = begin; i < end; ++i) order.emplace_back(offsets_[i], i);
+      std::sort(order.begin(), order.end());
+      ordered.clear();
+      for (const auto& [unused, i] : order) ordered.push_back(moves_[i]);
+      std::copy(ordered.begin(), ordered.end(), moves_.begin() + begin);
+    }
   }
 
   LayoutPtr src_, dst_;
-  std::vector<int32_t> src_tensor_;  // by tensor of the destination's spec
-  std::span<const Piece> src_pieces_;
-  std::vector<Atom> atoms_;
-  std::vector<Box> missing_, next_;
-  std::map<std::vector<Rank>, int32_t> set_index_;
+  Pairing pairing_;
+  HolderSets sets_;
+  std::vector<Pattern> patterns_;             // by pair kind
   std::vector<std::vector<Demand>> demands_;  // by holder set
-  std::map<Rank, int64_t> load_;
+  std::vector<int64_t> load_;                 // bytes sent so far, by rank
+  std::vector<Choice> choices_;
+  std::vector<Box> cuts_;
+  std::vector<int32_t> next_move_;  // by local tensor of the destination
   std::vector<Move> moves_;
+  std::vector<int64_t> offsets_;  // of the moves, in their local tensors
 };
 
 }  // namespace

@@ -15,13 +15,10 @@ constexpr size_t kItemBytes = 4 + 8;                        // of 0 dims
 
 const std::vector<int32_t> kNothing;
 
-const std::vector<int32_t>& row(const std::vector<std::vector<int32_t>>& rows, Rank rank) {
-  return rank >= 0 && rank < static_cast<Rank>(rows.size()) ? rows[rank] : kNothing;
-}
-
-std::vector<int32_t>& grow(std::vector<std::vector<int32_t>>& rows, Rank rank) {
-  if (rank >= static_cast<Rank>(rows.size())) rows.resize(rank + 1);
-  return rows[rank];
+const std::vector<int32_t>& row(const std::unordered_map<Rank, std::vector<int32_t>>& rows,
+                                Rank rank) {
+  const auto found = rows.find(rank);
+  return found == rows.end() ? kNothing : found->second;
 }
 
 }  // namespace
@@ -35,12 +32,11 @@ Schedule::Schedule(PlanPtr plan, int64_t bucket_bytes, std::vector<Bucket> bucke
            std::pair(buckets_[b].step, buckets_[b].round);
   });
   for (const int32_t bucket : order) {
-    grow(incoming_, buckets_[bucket].dst).push_back(bucket);
-    grow(outgoing_, buckets_[bucket].src).push_back(bucket);
+    incoming_[buckets_[bucket].dst].push_back(bucket);
+    outgoing_[buckets_[bucket].src].push_back(bucket);
   }
   for (size_t i = 0; i < plan_->moves().size(); ++i)
-    if (plan_->moves()[i].local())
-      grow(local_, plan_->moves()[i].dst).push_back(static_cast<int32_t>(i));
+    if (plan_->moves()[i].local()) local_[plan_->moves()[i].dst].push_back(static_cast<int32_t>(i));
 }
 
 const std::vector<int32_t>& Schedule::incoming(Rank rank) const { return row(incoming_, rank); }
@@ -63,9 +59,7 @@ bool Schedule::operator==(const Schedule& other) const {
          *plan_ == *other.plan_;
 }
 
-Blob Schedule::save() const {
-  BlobWriter writer(kMagic, kVersion);
-  writer.put_text(plan_->save());
+void Schedule::put_buckets(BlobWriter& writer) const {
   writer.put(bucket_bytes_);
   writer.put<uint64_t>(buckets_.size());
   for (const Bucket& bucket : buckets_) {
@@ -85,10 +79,23 @@ Blob Schedule::save() const {
       }
     }
   }
+}
+
+Blob Schedule::save() const {
+  BlobWriter writer(kMagic, kVersion);
+  writer.put_bytes(plan_->save());
+  put_buckets(writer);
   return std::move(writer).finish();
 }
 
-uint64_t Schedule::digest() const { return digest_of(save()); }
+uint64_t Schedule::digest() const {
+  BlobWriter writer;
+  put_buckets(writer);
+  Digest digest;
+  digest.update_number(plan_->digest());
+  digest.update(std::move(writer).take());
+  return digest.value();
+}
 
 namespace {
 
@@ -122,8 +129,11 @@ Item get_item(BlobReader& reader, const Plan& plan, const Bucket& bucket) {
 
 SchedulePtr Schedule::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
-  PlanPtr plan = Plan::load(reader.get_text());
+  PlanPtr plan = Plan::load(reader.get_bytes());
   const auto bucket_bytes = reader.get<int64_t>();
+  if (bucket_bytes <= 0)
+    throw UsageError("saved bytes hold a schedule of an impossible bucket size",
+                     str_cat(bucket_bytes), "");
   const auto num_buckets = reader.get<uint64_t>();
   reader.check_count(num_buckets, kBucketBytes);
   std::vector<Bucket> buckets(num_buckets);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/blob.h"
@@ -51,8 +52,8 @@ class Schedule {
   /// Indices into plan().moves() of the local moves of a rank.
   const std::vector<int32_t>& local_moves(Rank rank) const;
 
-  /// Proves that every move that travels is in the buckets exactly once, within their size. Throws
-  /// InternalError.
+  /// Proves that every element that travels is in the buckets exactly once, within their size, at
+  /// aligned offsets. Throws InternalError.
   void check() const;
 
   std::string to_string() const;
@@ -62,10 +63,12 @@ class Schedule {
   bool operator==(const Schedule& other) const;
 
  private:
+  void put_buckets(BlobWriter& writer) const;
+
   PlanPtr plan_;
   int64_t bucket_bytes_;
   std::vector<Bucket> buckets_;
-  std::vector<std::vector<int32_t>> incoming_, outgoing_, local_;  // by rank
+  std::unordered_map<Rank, std::vector<int32_t>> incoming_, outgoing_, local_;
 };
 
 using SchedulePtr = std::shared_ptr<const Schedule>;
