@@ -199,6 +199,19 @@ def test_ties_of_shards_some_of_which_are_empty(transport):
     assert run_threads(6, main, transport=transport) == [(36, ["A", "B"])] + [(0, [])] * 5
 
 
+def test_ties_under_other_first_names(transport):
+    """Dicts come in different orders, so ranks meet the two names the other way round."""
+
+    def main(comm: Communicator) -> list[str]:
+        shard = tiny.chunk(tiny.numbered(4, 3), 2, comm.rank)
+        names = ["A", "B", "C"] if comm.rank == 0 else ["C", "B", "A"]
+        got = reshard(dict.fromkeys(names, shard), "fsdp2(2)", "replicated(2)", comm=comm)
+        assert got["A"] is got["B"] is got["C"] and got["A"].equal(tiny.numbered(4, 3))
+        return sorted(got)
+
+    assert run_threads(2, main, transport=transport) == [["A", "B", "C"]] * 2
+
+
 def test_ties_that_ranks_see_differently_are_an_error():
     def main(comm: Communicator) -> str:
         shard = torch.ones(2, 3)
