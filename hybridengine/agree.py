@@ -108,11 +108,13 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
             f"the shapes of whole tensors cannot be told from local ones under {rule}. Pass a "
             "layout that is bound to a spec: rule.bind(Spec.from_config(...))."
         )
+    by_config = expected is not None and statements[0].options["dst_names"] == "plain"
     targets = _target_names(statements, expected)
     names = canonical_names([name for name, _, _ in rows], targets or [])
     rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
     aliases = [(alias, names.get(name, name)) for alias, name in tied.items()]
-    if targets is not None and any(each.out is not None for each in statements):
+    # What a fused tensor of the destination lacks, nobody would notice.
+    if targets is not None and (by_config or any(each.out is not None for each in statements)):
         if partial:
             rows = [row for row in rows if row[0] in targets]
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import tiny_models as tiny
@@ -306,6 +307,39 @@ def test_a_module_that_is_really_called_module(transport):
 
     assert run_threads(2, main, transport=transport) == [2, 2]
     tiny.assert_same(target.state_dict(), source.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("lost", "extra", "expected"),
+    [
+        (
+            "model.layers.0.self_attn.k_proj.weight",
+            None,
+            "nothing in the source .* '{lost}' in the",
+        ),
+        (None, "v_head.weight", "'{extra}' in the source has no destination; nothing"),
+        ("lm_head.weight", "head.weight", "'{extra}' in the source .* '{lost}' in the destination"),
+    ],
+)
+def test_a_model_that_is_not_what_its_config_says(lost, extra, expected):
+    """A fused tensor would otherwise go without a part, and nobody would notice."""
+    facts = tiny.config()
+    weights = tiny.weights(Spec.from_config(facts)) | ({extra: torch.ones(2)} if extra else {})
+    weights.pop(lost, None)
+
+    class Model(torch.nn.Module):
+        config = SimpleNamespace(to_dict=lambda: facts)
+
+        def state_dict(self, **options):
+            return weights
+
+    def main(comm: Communicator) -> None:
+        kept = reshard(Model(), "hf", "replicated(1)", comm=comm)
+        tiny.assert_same(kept, weights)  # names that are kept need no config
+        with pytest.raises(UsageError, match=expected.format(lost=lost, extra=extra)):
+            reshard(Model(), "hf", "vllm(tp=1)", comm=comm)
+
+    run_threads(1, main, transport="loopback")
 
 
 def test_buffers_move_too(transport):
