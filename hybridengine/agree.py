@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -33,8 +33,10 @@ class Statement:
     whole: bool = False  # rows have the shapes of whole tensors
     aliases: list[tuple[str, str]] | None = None
     empty: list[str] | None = None  # rows without bytes here, so that nothing tells what they share
+    uncut: list[str] | None = None  # rows that are whole here although others are sharded
     config: str = ""  # ModelConfig.save()
     out: list[str] | None = None  # names of the tensors to write into
+    out_uncut: list[str] | None = None
 
     def encode(self) -> bytes:
         return zlib.compress(json.dumps(asdict(self)).encode(), 1)
@@ -89,7 +91,7 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     the local shapes add up to."""
     held = {rank: statements[rank] for rank in rule.ranks}
     tied = _tied_names(held)
-    held = {rank: _without(each, set(tied)) for rank, each in held.items()}
+    held = {rank: _untied(each, tied) for rank, each in held.items()}
     lowest = held[min(held)]
     assert lowest.rows is not None
     config = ModelConfig.load(lowest.config) if lowest.config else None
@@ -106,11 +108,13 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
             f"the shapes of whole tensors cannot be told from local ones under {rule}. Pass a "
             "layout that is bound to a spec: rule.bind(Spec.from_config(...))."
         )
+    by_config = expected is not None and statements[0].options["dst_names"] == "plain"
     targets = _target_names(statements, expected)
     names = canonical_names([name for name, _, _ in rows], targets or [])
     rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
     aliases = [(alias, names.get(name, name)) for alias, name in tied.items()]
-    if targets is not None and any(each.out is not None for each in statements):
+    # What a fused tensor of the destination lacks, nobody would notice.
+    if targets is not None and (by_config or any(each.out is not None for each in statements)):
         if partial:
             rows = [row for row in rows if row[0] in targets]
         else:
@@ -121,32 +125,58 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
 
 
 def _tied_names(held: dict[int, Statement]) -> dict[str, str]:
-    """(second name: name) of what is one tensor on every rank that has bytes of it."""
-    tied = {alias: name for each in held.values() for alias, name in each.aliases or []}
-    for alias, name in tied.items():
-        for rank, each in held.items():
-            apart = {row[0] for row in each.rows or []} - set(each.empty or [])
-            if alias in apart:
-                where = next(
-                    r for r, e in held.items() if [alias, name] in map(list, e.aliases or [])
-                )
-                raise UsageError(
-                    f"ranks hold different models: {alias!r} shares the memory of {name!r} on rank "
-                    f"{where} and not on rank {rank}. Tie them on every rank, or on none."
-                )
+    """{second name: name} of what is one tensor on every rank that has bytes of it. The name is the
+    lowest rank's first, for dicts may come in different orders."""
+    groups: list[set[str]] = []
+    for each in held.values():
+        for pair in map(set, each.aliases or []):
+            touched = [group for group in groups if group & pair]
+            groups = [group for group in groups if not group & pair]
+            groups.append(pair.union(*touched))
+    order = [name for name, _, _ in held[min(held)].rows or []]
+    tied: dict[str, str] = {}
+    for group in groups:
+        first = min(group, key=lambda n: (order.index(n) if n in order else len(order), n))
+        tied |= {name: first for name in sorted(group - {first})}
+        _check_tied_everywhere(held, group)
     return tied
 
 
-def _without(statement: Statement, names: set[str]) -> Statement:
-    rows = [row for row in statement.rows or [] if row[0] not in names]
-    return replace(statement, rows=rows)
+def _check_tied_everywhere(held: dict[int, Statement], group: set[str]) -> None:
+    for rank, each in held.items():
+        apart = [name for name, _, _ in each.rows or [] if name in group]
+        apart = [name for name in apart if name not in (each.empty or [])]
+        if len(apart) > 1:
+            where = next(
+                r for r, e in held.items() if any(group >= set(pair) for pair in e.aliases or [])
+            )
+            raise UsageError(
+                f"ranks hold different models: {apart[1]!r} shares the memory of {apart[0]!r} on "
+                f"rank {where} and not on rank {rank}. Tie them on every rank, or on none."
+            )
+
+
+def _untied(statement: Statement, tied: dict[str, str]) -> Statement:
+    """Rows under the first names only."""
+    rows: dict[str, Row] = {}
+    for name, shape, dtype in statement.rows or []:
+        first = tied.get(name, name)
+        rows.setdefault(first, (first, shape, dtype))
+    return replace(statement, rows=list(rows.values()))
+
+
+def uncut_names(spec: Spec, given: Iterable[list[str] | None]) -> list[str]:
+    """The tensors of `spec` that the first rank who can tell holds whole."""
+    names = next((each for each in given if each is not None), [])
+    known = [name for name, _, _ in spec.tensors]
+    return list(canonical_names(names, known).values())
 
 
 def _target_names(statements: list[Statement], expected: Spec | None) -> list[str] | None:
     """The names that the other side uses, where they can be known; None otherwise."""
     if expected is not None:
         return [name for name, _, _ in expected.tensors]
-    if not statements[0].options["dst_keeps_names"]:
+    if statements[0].options["dst_names"] == "mapped":
         return None
     return next((each.out for each in statements if each.out is not None), None)
 

@@ -38,16 +38,16 @@ def read_arguments(
     **options: Any,
 ) -> Arguments:
     """`options` are compared as they are. Raises nothing on wrong arguments."""
-    statement = Statement(
-        {"src": _text(src), "dst": _text(dst), **options, "dst_keeps_names": None}
-    )
+    statement = Statement({"src": _text(src), "dst": _text(dst), **options, "dst_names": None})
     try:
         rules = as_rule(src, "src"), as_rule(dst, "dst")
-        keeps = isinstance(rules[1], LayoutRule) and keeps_names(rules[1].family)
-        statement.options.update(src=_text(rules[0]), dst=_text(rules[1]), dst_keeps_names=keeps)
+        texts = {"src": _text(rules[0]), "dst": _text(rules[1])}
+        statement.options.update(texts, dst_names=_names_of(rules[1]))
         memory.parse_dtype(options.get("dtype"))
-        targets = None if out is None else memory.writable(out)
-        statement.out = None if targets is None else list(targets)
+        targets = None
+        if out is not None:
+            targets, statement.out_uncut = memory.writable(out)
+            statement.out = list(targets)
         held = None if model is None else memory.held_by(model)
         if held is not None:
             _state_memory(statement, held)
@@ -57,9 +57,19 @@ def read_arguments(
         return Arguments(statement)
 
 
+def _names_of(dst: Layout | LayoutRule) -> str:
+    """Whether the local tensors of `dst` have the names of the logical ones: "kept"; "plain" where
+    only a model without a config keeps them; "mapped" where they have names of their own."""
+    if isinstance(dst, Layout):
+        return "mapped"
+    if keeps_names(dst.family):
+        return "kept"
+    return "plain" if dst.mapping is None else "mapped"
+
+
 def _state_memory(statement: Statement, held: memory.Held) -> None:
     statement.rows, statement.whole = held.rows, held.whole
-    statement.aliases = held.aliases
+    statement.aliases, statement.uncut = held.aliases, held.uncut
     statement.empty = [name for name, tensor in held.tensors.items() if tensor.numel() == 0]
     statement.config = "" if held.config is None else held.config.save()
 

@@ -29,6 +29,7 @@ class Request:
     config: ModelConfig | None
     tied: bool
     mapping: Mapping | None
+    uncut: Sequence[str] = ()  # templates of tensors that every rank holds whole all the same
 
     def tensor_rules(self, target: Target) -> list[_core.TensorRule]:
         """The rules of the mapping. Without one everything is whole, which needs that no axis
@@ -123,7 +124,7 @@ def vllm_stages(layers: int, pp: int) -> list[int]:
 def _make_fsdp2(request: Request) -> _core.LayoutRule:
     args = request.args
     chunk = _core.Cut(0, 1, "chunk")
-    rules = [_core.TensorRule("**", cuts=[chunk])]
+    rules = [*map(_core.TensorRule, request.uncut), _core.TensorRule("**", cuts=[chunk])]
     if args["tp"] > 1:
         rules = request.tensor_rules(Target(tp=args["tp"], tp_axis=2, after=(chunk,)))
     axes = [("replicas", args["replicas"]), ("n", args["n"]), ("tp", args["tp"])]

@@ -6,6 +6,7 @@ exact place of every piece in them are known. Binding runs in the core.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -71,8 +72,11 @@ class LayoutRule:
     def arg(self, key: str) -> int:
         return dict(self.args)[key]
 
-    def bind(self, spec: Spec) -> Layout:
+    def bind(self, spec: Spec, *, uncut: Iterable[str] = ()) -> Layout:
         """The layout of `spec` under this rule.
+
+        `uncut` are tensors that fsdp2 leaves whole on every rank, as fully_shard leaves buffers and
+        ignored parameters; those whose names differ only in numbers go together.
 
         Throws UsageError where the model cannot be cut so, with what is possible; where the spec
         tells too little; or where a tensor has no rule.
@@ -84,6 +88,7 @@ class LayoutRule:
             config=spec.config,
             tied=bool(spec.aliases),
             mapping=self.mapping,
+            uncut=sorted({re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in uncut}),
         )
         return Layout(_core.bind(get_family(self.family).make(request), spec.core), spec)
 

@@ -12,7 +12,15 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
-from hybridengine.agree import Part, Statement, check_roles, common_spec, gather, same_everywhere
+from hybridengine.agree import (
+    Part,
+    Statement,
+    check_roles,
+    common_spec,
+    gather,
+    same_everywhere,
+    uncut_names,
+)
 from hybridengine.arguments import communicator_for, layout_part, read_arguments
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout, LayoutRule
@@ -80,7 +88,9 @@ class Resharder:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
         self._streamable = all(each.out is None for each in statements)
-        self._aliases = self.spec.aliases if mine.statement.options["dst_keeps_names"] else []
+        names = mine.statement.options["dst_names"]
+        kept = names == "kept" or (names == "plain" and self.spec.config is None)
+        self._aliases = self.spec.aliases if kept else []
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
@@ -101,12 +111,15 @@ class Resharder:
         bound = src if isinstance(src, Layout) else dst if isinstance(dst, Layout) else None
         if isinstance(src, LayoutRule):
             self.spec = bound.spec if bound else common_spec(statements, src, partial=partial)
-            src = src.bind(self.spec)
+            uncut = uncut_names(self.spec, (statements[r].uncut for r in src.ranks))
+            src = src.bind(self.spec, uncut=uncut)
             parts.append(layout_part("source layout", src))
         else:
             self.spec = src.spec
         if isinstance(dst, LayoutRule):
-            dst = dst.bind(self.spec if dtype is None else self.spec.with_dtype(dtype))
+            uncut = uncut_names(self.spec, (each.out_uncut for each in statements))
+            target = self.spec if dtype is None else self.spec.with_dtype(dtype)
+            dst = dst.bind(target, uncut=uncut)
             parts.append(layout_part("destination layout", dst))
         elif dtype is not None and dst.spec != dst.spec.with_dtype(dtype):
             raise UsageError(
@@ -131,7 +144,8 @@ class Resharder:
         self._targets: list[Any] | None = None
         self._views: dict[str, Any] = {}
         if held is not None:
-            self._sources = self._in_order(self.src, held.tensors, "model", partial)
+            seconds = {alias: held.tensors[name] for alias, name in held.aliases}
+            self._sources = self._in_order(self.src, held.tensors | seconds, "model", partial)
         if self._out is not None:
             self._targets = self._in_order(self.dst, self._out, "out", partial)
             stored = {name for name, _, _ in self.dst.locals(self.comm.rank)}

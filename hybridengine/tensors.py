@@ -32,6 +32,7 @@ class Held:
     whole: bool
     aliases: list[tuple[str, str]]
     config: ModelConfig | None
+    uncut: list[str]  # whole here, although others are sharded
 
 
 def held_by(model: Any) -> Held:
@@ -51,10 +52,8 @@ def held_by(model: Any) -> Held:
     rows: list[Row] = []
     aliases: list[tuple[str, str]] = []
     first_of: dict[tuple[Any, ...], str] = {}
-    whole = False
     for name, tensor in named.items():
-        local, shape, sharded = _local(name, tensor)
-        whole = whole or sharded
+        local, shape = _local(name, tensor)
         place = _place(tensor, local)
         if place in first_of:
             aliases.append((name, first_of[place]))
@@ -62,19 +61,36 @@ def held_by(model: Any) -> Held:
         first_of[place] = name
         tensors[name] = local
         rows.append((name, shape, dtype_name(local.dtype)))
-    return Held(tensors, rows, whole, aliases, _config_of(model))
+    whole = any(map(_is_distributed, named.values()))
+    return Held(tensors, rows, whole, aliases, _config_of(model), _uncut(named))
 
 
-def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]:
-    """The memory of `tensor` on this rank, the shape of the whole tensor, and whether that is
-    another one."""
+def _is_distributed(tensor: Any) -> bool:
+    """Whether it is a DTensor, which knows the shape of the whole."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def _uncut(named: Mapping[str, Any]) -> list[str]:
+    """What every rank holds whole although there are DTensors: fully_shard leaves buffers and
+    ignored parameters as they are."""
+    if not any(map(_is_distributed, named.values())):
+        return []
+    return [
+        name
+        for name, tensor in named.items()
+        if all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
+    ]
+
+
+def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The memory of `tensor` on this rank, and the shape of the whole tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(
             f"{name!r} is a {type(tensor).__name__}, not a torch tensor. Leave it out, or make it "
             "one (torch.from_numpy shares the memory of an array)."
         )
     shape = tuple(tensor.shape)
-    sharded = hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+    sharded = _is_distributed(tensor)
     placements = getattr(tensor, "placements") if sharded else ()  # noqa: B009
     if any(placement.is_partial() for placement in placements):
         raise UsageError(
@@ -89,7 +105,7 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]
         )
     if local.layout is not torch.strided:
         raise UsageError(f"{name!r} is {local.layout}, only strided tensors are moved.")
-    return local.detach(), shape, sharded
+    return local.detach(), shape
 
 
 def _place(tensor: torch.Tensor, local: torch.Tensor) -> tuple[Any, ...]:
@@ -148,8 +164,9 @@ def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:
     return int((left != right).sum())
 
 
-def writable(out: Any) -> dict[str, torch.Tensor]:
-    """Tensors that a caller gave to be written into, without autograd.
+def writable(out: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Tensors that a caller gave to be written into, without autograd, and the names of those that
+    are whole although others are sharded.
 
     Throws UsageError on what is no dict, no tensor, or has elements that share memory.
     """
@@ -163,7 +180,7 @@ def writable(out: Any) -> dict[str, torch.Tensor]:
                 f"out tensor {name!r} is expanded: several of its elements share one place. Give "
                 "it memory of its own (clone())."
             )
-    return tensors
+    return tensors, _uncut(out)
 
 
 def check_apart(

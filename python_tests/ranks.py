@@ -19,7 +19,9 @@ from typing import Any
 from hybridengine.comm import Communicator
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "hybridengine.resharder", "torch.distributed"])
+_context.set_forkserver_preload(
+    ["hybridengine.resharder", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+)
 
 
 class MemoryStore:
@@ -133,9 +135,14 @@ def run_ranks(
     outcomes = outcomes_of(
         world, function, *args, transport=transport, timeout=timeout, limit=limit
     )
-    for rank, outcome in enumerate(outcomes):
-        if outcome[0] != "ok":
-            raise RankFailed(f"rank {rank}: {outcome[-1]}")
+    return _values(outcomes)
+
+
+def _values(outcomes: list[Any]) -> list[Any]:
+    """Throws RankFailed where a rank failed, rather for one that began than for one that heard."""
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome[0] != "ok"]
+    for rank, outcome in sorted(failed, key=lambda each: each[1][1:2] == ("TransportError",)):
+        raise RankFailed(f"rank {rank}: {outcome[-1]}")
     return [outcome[1] for outcome in outcomes]
 
 
@@ -157,11 +164,7 @@ def run_threads(
     world: int, function: Callable[..., Any], *args: Any, transport: str, timeout: float = 20
 ) -> list[Any]:
     """As run_ranks(), on threads over any transport, so that `function` may be a closure."""
-    outcomes = thread_outcomes(world, function, *args, transport=transport, timeout=timeout)
-    for rank, outcome in enumerate(outcomes):
-        if outcome[0] != "ok":
-            raise RankFailed(f"rank {rank}: {outcome[-1]}")
-    return [outcome[1] for outcome in outcomes]
+    return _values(thread_outcomes(world, function, *args, transport=transport, timeout=timeout))
 
 
 def thread_outcomes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import tiny_models as tiny
@@ -199,6 +200,19 @@ def test_ties_of_shards_some_of_which_are_empty(transport):
     assert run_threads(6, main, transport=transport) == [(36, ["A", "B"])] + [(0, [])] * 5
 
 
+def test_ties_under_other_first_names(transport):
+    """Dicts come in different orders, so ranks meet the two names the other way round."""
+
+    def main(comm: Communicator) -> list[str]:
+        shard = tiny.chunk(tiny.numbered(4, 3), 2, comm.rank)
+        names = ["A", "B", "C"] if comm.rank == 0 else ["C", "B", "A"]
+        got = reshard(dict.fromkeys(names, shard), "fsdp2(2)", "replicated(2)", comm=comm)
+        assert got["A"] is got["B"] is got["C"] and got["A"].equal(tiny.numbered(4, 3))
+        return sorted(got)
+
+    assert run_threads(2, main, transport=transport) == [["A", "B", "C"]] * 2
+
+
 def test_ties_that_ranks_see_differently_are_an_error():
     def main(comm: Communicator) -> str:
         shard = torch.ones(2, 3)
@@ -293,6 +307,39 @@ def test_a_module_that_is_really_called_module(transport):
 
     assert run_threads(2, main, transport=transport) == [2, 2]
     tiny.assert_same(target.state_dict(), source.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("lost", "extra", "expected"),
+    [
+        (
+            "model.layers.0.self_attn.k_proj.weight",
+            None,
+            "nothing in the source .* '{lost}' in the",
+        ),
+        (None, "v_head.weight", "'{extra}' in the source has no destination; nothing"),
+        ("lm_head.weight", "head.weight", "'{extra}' in the source .* '{lost}' in the destination"),
+    ],
+)
+def test_a_model_that_is_not_what_its_config_says(lost, extra, expected):
+    """A fused tensor would otherwise go without a part, and nobody would notice."""
+    facts = tiny.config()
+    weights = tiny.weights(Spec.from_config(facts)) | ({extra: torch.ones(2)} if extra else {})
+    weights.pop(lost, None)
+
+    class Model(torch.nn.Module):
+        config = SimpleNamespace(to_dict=lambda: facts)
+
+        def state_dict(self, **options):
+            return weights
+
+    def main(comm: Communicator) -> None:
+        kept = reshard(Model(), "hf", "replicated(1)", comm=comm)
+        tiny.assert_same(kept, weights)  # names that are kept need no config
+        with pytest.raises(UsageError, match=expected.format(lost=lost, extra=extra)):
+            reshard(Model(), "hf", "vllm(tp=1)", comm=comm)
+
+    run_threads(1, main, transport="loopback")
 
 
 def test_buffers_move_too(transport):

@@ -20,9 +20,9 @@ constexpr milliseconds kFarewell{500};
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 [[noreturn]] void throw_different_calls(Rank peer, uint64_t call) {
-  throw TransportError(
-      "two ranks make different calls", str_cat("rank ", peer, " does another one, call ", call),
-      "Every rank must make the same resharders and run them in the same order.");
+  throw TransportError("two ranks make different calls",
+                       str_cat("rank ", peer, " does another one, call ", call),
+                       "Every rank must make the same resharders and run them in the same order.");
 }
 
 }  // namespace
