@@ -13,6 +13,7 @@ from hybridengine.report import Report
 from hybridengine.spec import Spec
 
 if TYPE_CHECKING:
+    from hybridengine.fresh import empty
     from hybridengine.resharder import Resharder, plan, reshard
 
 __all__ = [
@@ -28,11 +29,17 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "UsageError",
+    "empty",
     "plan",
     "reshard",
 ]
 
-_NEED_TORCH = ("Resharder", "plan", "reshard")
+_NEED_TORCH = {
+    "Resharder": "resharder",
+    "empty": "fresh",
+    "plan": "resharder",
+    "reshard": "resharder",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -40,7 +47,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module("hybridengine.resharder")
-    for each in _NEED_TORCH:
-        globals()[each] = getattr(module, each)
+    globals()[name] = getattr(import_module(f"hybridengine.{_NEED_TORCH[name]}"), name)
     return globals()[name]

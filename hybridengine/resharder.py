@@ -22,6 +22,7 @@ from hybridengine.agree import (
 )
 from hybridengine.comm import Communicator, group_communicator
 from hybridengine.families import keeps_names
+from hybridengine.fresh import FreshTensors
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.names import canonical_names, check_matched
 from hybridengine.report import Report
@@ -66,6 +67,7 @@ class Resharder:
         self.verify, self.timeout, self.alias = verify, timeout, alias
         self.report: Report | None = None
         self._stream_schedule: tuple[Any, int] | None = None
+        self._tables = _core.SourceTables()
         src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
         statement = Statement(
             options={
@@ -85,6 +87,10 @@ class Resharder:
         self._plan(src, dst, statements, memory.parse_dtype(dtype), bucket_bytes, partial)
         self._aliases = self.spec.aliases if statement.options["dst_keeps_names"] else []
         self._take_memory(held, out, partial)
+        self._rows = self.dst.locals(self.comm.rank)
+        self._names = [name for name, _, _ in self._rows]
+        self._padded = set(self.dst.core.padded(self.comm.rank))
+        self._fresh = FreshTensors(self.dst, self.comm)
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
@@ -200,21 +206,18 @@ class Resharder:
         Throws TransportError or TimeoutError where a rank fails; the destination is then undefined
         and the communicator dead.
         """
-        rows = self.dst.locals(self.comm.rank)
         targets, aliased = self._targets, []
         if targets is None:
-            padded = set(self.dst.core.padded(self.comm.rank))
-            targets = [
-                self._views[name]
-                if name in self._views
-                else memory.allocate(shape, dtype, zeroed=name in padded)
-                for name, shape, dtype in rows
-            ]
-            aliased = [i for i, (name, _, _) in enumerate(rows) if name in self._views]
+            targets = self._fresh.make()
+        for i, (name, _, _) in enumerate(self._rows if self._views else []):
+            if name in self._views:
+                targets[i] = self._views[name]
+                aliased.append(i)
         with self.comm.call(self.timeout):
             execution = _core.Execution(
                 self.comm.core,
                 self.schedule,
+                self._tables,
                 self._sources,
                 targets,
                 aliased=aliased,
@@ -222,9 +225,8 @@ class Resharder:
                 verify=self.verify,
             )
             execution.advance()
-        self._set_report(execution, [rows[i][0] for i in aliased])
-        result = {name: tensor for (name, _, _), tensor in zip(rows, targets, strict=True)}
-        return self._with_aliases(result)
+        self._set_report(execution, [self._rows[i][0] for i in aliased])
+        return self._with_aliases(dict(zip(self._names, targets, strict=True)))
 
     def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
         """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
@@ -239,14 +241,13 @@ class Resharder:
             schedule = _core.make_schedule(self.plan, size, in_order=True)
             self._stream_schedule = (schedule, schedule.digest())
         schedule, digest = self._stream_schedule
-        rows = self.dst.locals(self.comm.rank)
-        padded = set(self.dst.core.padded(self.comm.rank))
         second = {name: alias for alias, name in self._aliases}
         open_tensors: dict[int, Any] = {}
         with self.comm.call(self.timeout):
             execution = _core.Execution(
                 self.comm.core,
                 schedule,
+                self._tables,
                 self._sources,
                 [],
                 plan=digest,
@@ -255,9 +256,9 @@ class Resharder:
             )
             while (event := execution.advance())[0] != "done":
                 kind, local = event
-                name, shape, dtype = rows[local]
+                name, shape, dtype = self._rows[local]
                 if kind == "need":
-                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in padded)
+                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in self._padded)
                     execution.provide(local, open_tensors[local])
                     continue
                 tensor = open_tensors.pop(local)

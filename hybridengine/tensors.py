@@ -6,6 +6,7 @@ tensors share storage. Names and shapes leave it as plain values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,19 @@ def allocate(shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> tor
     """Fresh contiguous host memory."""
     make = torch.zeros if zeroed else torch.empty
     return make(shape, dtype=getattr(torch, dtype))
+
+
+def in_segment(segment: Any, rows: list[Row], offsets: list[int]) -> list[torch.Tensor]:
+    """Tensors of those shapes and dtypes at `offsets` (bytes) of a segment, which they keep."""
+    if offsets[-1] == 0:
+        return [allocate(shape, dtype) for _, shape, dtype in rows]
+    base = torch.frombuffer(segment, dtype=torch.uint8)
+    tensors = []
+    for (_, shape, dtype), start, end in zip(rows, offsets, offsets[1:], strict=False):
+        size = math.prod(shape) * getattr(torch, dtype).itemsize
+        part = base[start : start + size] if end > start else base[:0]
+        tensors.append(part.view(getattr(torch, dtype)).view(shape))
+    return tensors
 
 
 def view(

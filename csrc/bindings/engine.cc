@@ -18,10 +18,10 @@ TensorMemory to_memory(const BorrowedMemory& borrowed) {
 /// Holds the Python tensors for as long as the execution knows their addresses.
 class BoundExecution {
  public:
-  BoundExecution(Communicator& comm, SchedulePtr schedule, const py::list& src, const py::list& dst,
-                 const std::vector<int32_t>& aliased, uint64_t plan, bool verify,
-                 int64_t open_bytes)
-      : execution_(comm, std::move(schedule), sources(src), targets(dst), aliased,
+  BoundExecution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
+                 const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
+                 uint64_t plan, bool verify, int64_t open_bytes)
+      : execution_(comm, std::move(schedule), tables, sources(src), targets(dst), aliased,
                    RunOptions{plan, verify, open_bytes}) {}
 
   py::tuple advance() {
@@ -88,16 +88,34 @@ py::dict to_dict(const Report& report) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
+  py::class_<SourceTables>(module, "SourceTables", "Addresses told to peers, kept from run to run.")
+      .def(py::init<>());
+  py::class_<Segment, SegmentPtr>(module, "Segment", py::buffer_protocol(),
+                                  "Memory that peers may map; a writable buffer.")
+      .def(py::init(&Segment::make), py::arg("num_bytes"))
+      .def_buffer([](Segment& segment) {
+        return py::buffer_info(reinterpret_cast<unsigned char*>(segment.span().data),
+                               static_cast<py::ssize_t>(segment.span().bytes));
+      });
+  module.def(
+      "packed_offsets",
+      [](const std::shared_ptr<Layout>& layout, Rank rank) {
+        return packed_offsets(*layout, rank);
+      },
+      py::arg("layout"), py::arg("rank"),
+      "Byte offsets of a rank's local tensors in a segment, and one past the last.");
   py::class_<BoundExecution>(module, "Execution", "One rank's part of one run of a schedule.")
-      .def(py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, const py::list& src,
-                       const py::list& dst, const std::vector<int32_t>& aliased, uint64_t plan,
-                       bool verify, int64_t open_bytes) {
-             return std::make_unique<BoundExecution>(comm, std::move(schedule), src, dst, aliased,
-                                                     plan, verify, open_bytes);
-           }),
-           py::arg("comm"), py::arg("schedule"), py::arg("src"), py::arg("dst"),
-           py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
-           py::arg("verify") = false, py::arg("open_bytes") = 0, py::keep_alive<1, 2>())
+      .def(
+          py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, SourceTables& tables,
+                      const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
+                      uint64_t plan, bool verify, int64_t open_bytes) {
+            return std::make_unique<BoundExecution>(comm, std::move(schedule), tables, src, dst,
+                                                    aliased, plan, verify, open_bytes);
+          }),
+          py::arg("comm"), py::arg("schedule"), py::arg("tables"), py::arg("src"), py::arg("dst"),
+          py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
+          py::arg("verify") = false, py::arg("open_bytes") = 0, py::keep_alive<1, 2>(),
+          py::keep_alive<1, 4>())
       .def("advance", &BoundExecution::advance,
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
       .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))

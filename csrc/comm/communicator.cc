@@ -172,6 +172,7 @@ void Communicator::take(Arrival&& arrival) {
       return;
     case MessageKind::kFailed:
       die_of_peer(static_cast<Rank>(arrival.message.value), arrival.message.text);
+    case MessageKind::kReady:
     case MessageKind::kGranted:
     case MessageKind::kLanded:
     case MessageKind::kReleased:
@@ -218,6 +219,11 @@ Blob Communicator::receive_blob(Rank peer) {
   }
   transport_->board(rank_)->waiting_for = -1;
   made_progress();
+  return take_blob(peer);
+}
+
+Blob Communicator::take_blob(Rank peer) {
+  if (peers_[peer].blobs.empty()) die_of_peer(peer, "it did not send what it announced");
   Blob blob = std::move(peers_[peer].blobs.front());
   peers_[peer].blobs.pop_front();
   return blob;
