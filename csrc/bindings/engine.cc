@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "bindings/memory.h"
 #include "engine/execution.h"
+#include "engine/huge_pages.h"
 
 namespace py = pybind11;
 
@@ -87,7 +88,24 @@ py::dict to_dict(const Report& report) {
 
 }  // namespace
 
+/// Bytes of contiguous tensors that lie in huge pages afterwards.
+size_t collapse(const py::list& tensors) {
+  std::vector<Span> spans;
+  for (const py::handle tensor : tensors) {
+    const TensorMemory memory = to_memory(borrow_memory(tensor));
+    if (is_contiguous(memory))
+      spans.push_back({memory.data, static_cast<size_t>(memory.shape.num_elems()) *
+                                        dtype_bytes(memory.dtype)});
+  }
+  py::gil_scoped_release release;
+  size_t collapsed = 0;
+  for (const Span& span : spans) collapsed += collapse_to_huge_pages(span);
+  return collapsed;
+}
+
 void bind_engine(py::module_& module) {
+  module.def("collapse", &collapse, py::arg("tensors"),
+             "Backs tensors with huge pages where the kernel can; returns the bytes that are.");
   py::class_<SourceTables>(module, "SourceTables", "Addresses told to peers, kept from run to run.")
       .def(py::init<>());
   py::class_<Segment, SegmentPtr>(module, "Segment", py::buffer_protocol(),
