@@ -9,12 +9,13 @@ from hybridengine._core import InternalError, TimeoutError, TransportError, Usag
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.mapping import Mapping, ModelConfig
+from hybridengine.planning import plan
 from hybridengine.report import Report
 from hybridengine.spec import Spec
 
 if TYPE_CHECKING:
     from hybridengine.fresh import empty
-    from hybridengine.resharder import Resharder, plan, reshard
+    from hybridengine.resharder import Resharder, reshard
 
 __all__ = [
     "Communicator",
@@ -34,12 +35,7 @@ __all__ = [
     "reshard",
 ]
 
-_NEED_TORCH = {
-    "Resharder": "resharder",
-    "empty": "fresh",
-    "plan": "resharder",
-    "reshard": "resharder",
-}
+_NEED_TORCH = {"Resharder": "resharder", "empty": "fresh", "reshard": "resharder"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -32,6 +32,7 @@ class Statement:
     rows: list[Row] | None = None  # None: it passed no model
     whole: bool = False  # rows have the shapes of whole tensors
     aliases: list[tuple[str, str]] | None = None
+    empty: list[str] | None = None  # rows without bytes here, so that nothing tells what they share
     config: str = ""  # ModelConfig.save()
     out: list[str] | None = None  # names of the tensors to write into
 
@@ -51,7 +52,6 @@ def gather(comm: Communicator, mine: Statement) -> list[Statement]:
     differ."""
     with comm.call():
         statements = [Statement.decode(blob) for blob in comm.all_gather(mine.encode())]
-    _raise_first([each.error for each in statements])
     for rank, each in enumerate(statements):
         for key, value in statements[0].options.items():
             if each.options[key] != value:
@@ -59,6 +59,7 @@ def gather(comm: Communicator, mine: Statement) -> list[Statement]:
                     f"ranks call reshard differently: {key} is {value!r} on rank 0 and "
                     f"{each.options[key]!r} on rank {rank}. Pass the same arguments everywhere."
                 )
+    _raise_first([each.error for each in statements])
     return statements
 
 
@@ -87,6 +88,8 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     """The spec behind what the source ranks hold: as whole tensors say, as the config says, or as
     the local shapes add up to."""
     held = {rank: statements[rank] for rank in rule.ranks}
+    tied = _tied_names(held)
+    held = {rank: _without(each, set(tied)) for rank, each in held.items()}
     lowest = held[min(held)]
     assert lowest.rows is not None
     config = ModelConfig.load(lowest.config) if lowest.config else None
@@ -106,7 +109,7 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     targets = _target_names(statements, expected)
     names = canonical_names([name for name, _, _ in rows], targets or [])
     rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
-    aliases = [(alias, names.get(name, name)) for alias, name in lowest.aliases or []]
+    aliases = [(alias, names.get(name, name)) for alias, name in tied.items()]
     if targets is not None and any(each.out is not None for each in statements):
         if partial:
             rows = [row for row in rows if row[0] in targets]
@@ -115,6 +118,28 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
             check_matched([row[0] for row in rows], [t for t in targets if t not in known])
     kept = {name for name, _, _ in rows}
     return Spec.from_tensors(rows, [each for each in aliases if each[1] in kept], config)
+
+
+def _tied_names(held: dict[int, Statement]) -> dict[str, str]:
+    """(second name: name) of what is one tensor on every rank that has bytes of it."""
+    tied = {alias: name for each in held.values() for alias, name in each.aliases or []}
+    for alias, name in tied.items():
+        for rank, each in held.items():
+            apart = {row[0] for row in each.rows or []} - set(each.empty or [])
+            if alias in apart:
+                where = next(
+                    r for r, e in held.items() if [alias, name] in map(list, e.aliases or [])
+                )
+                raise UsageError(
+                    f"ranks hold different models: {alias!r} shares the memory of {name!r} on rank "
+                    f"{where} and not on rank {rank}. Tie them on every rank, or on none."
+                )
+    return tied
+
+
+def _without(statement: Statement, names: set[str]) -> Statement:
+    rows = [row for row in statement.rows or [] if row[0] not in names]
+    return replace(statement, rows=rows)
 
 
 def _target_names(statements: list[Statement], expected: Spec | None) -> list[str] | None:
@@ -148,46 +173,57 @@ def _describe(row: tuple[tuple[int, ...], str] | None) -> str:
     return "missing" if row is None else f"{list(row[0])} {row[1]}"
 
 
-def same_everywhere(
-    comm: Communicator, error: str, parts: dict[str, tuple[int, Callable[[], str]]]
-) -> None:
-    """Compares digests of named parts over all ranks; each part comes with a text to explain it.
+@dataclass(frozen=True)
+class Part:
+    """Something that every rank must have alike: a digest, and a text that shows what differs."""
 
-    Throws UsageError where a rank has an `error`, or with the first line that differs.
+    name: str
+    digest: int
+    text: Callable[[], str]
+
+
+def same_everywhere(comm: Communicator, error: str, parts: list[Part]) -> None:
+    """Compares parts over all ranks; a rank with an `error` may lack some.
+
+    Throws UsageError with the first line that differs, or else with the first error.
     """
-    digests = {name: digest for name, (digest, _) in parts.items()}
+    mine = {"error": error, "digests": {part.name: part.digest for part in parts}}
     with comm.call():
-        replies = [
-            json.loads(blob)
-            for blob in comm.all_gather(json.dumps({"error": error, "digests": digests}).encode())
-        ]
-    _raise_first([each["error"] for each in replies])
-    for name, (_, text) in parts.items():
+        replies = [json.loads(blob) for blob in comm.all_gather(json.dumps(mine).encode())]
+    texts = {part.name: part.text for part in parts}
+    names = dict.fromkeys(name for each in replies for name in each["digests"])
+    for name in names:
         # Every rank sees the same replies, so all of them go the same way here.
-        if any(each["digests"][name] != replies[0]["digests"][name] for each in replies):
-            _raise_difference(comm, name, text())
+        if len({each["digests"][name] for each in replies if name in each["digests"]}) > 1:
+            _raise_difference(comm, name, texts[name]() if name in texts else None)
+    _raise_first([each["error"] for each in replies])
 
 
-def _raise_difference(comm: Communicator, name: str, text: str) -> None:
+def _raise_difference(comm: Communicator, name: str, text: str | None) -> None:
+    packed = b"" if text is None else zlib.compress(text.encode())
     with comm.call():
-        texts = [
-            zlib.decompress(blob).decode() for blob in comm.all_gather(zlib.compress(text.encode()))
-        ]
-    for rank, other in enumerate(texts):
-        lines = zip_longest(texts[0].splitlines(), other.splitlines(), fillvalue="nothing")
+        blobs = enumerate(comm.all_gather(packed))
+    texts = {rank: zlib.decompress(blob).decode() for rank, blob in blobs if blob}
+    first = min(texts)
+    for rank, other in texts.items():
+        lines = zip_longest(texts[first].splitlines(), other.splitlines(), fillvalue="nothing")
         for position, (mine, theirs) in enumerate(lines):
             if mine != theirs:
                 raise UsageError(
-                    f"ranks disagree about the {name}: line {position} is {mine!r} on rank 0 and "
-                    f"{theirs!r} on rank {rank}. Pass the same on every rank."
+                    f"ranks disagree about the {name}: the first line that differs is line "
+                    f"{position}, {mine!r} on rank {first} and {theirs!r} on rank {rank}. Pass the "
+                    "same on every rank."
                 )
     raise UsageError(f"ranks disagree about the {name}. Pass the same on every rank.")
 
 
 def _raise_first(errors: list[str]) -> None:
+    """Throws UsageError where a rank has an error; names the rank unless all have that one."""
     for rank, error in enumerate(errors):
         if error:
-            raise UsageError(f"rank {rank}: {error}")
+            raise UsageError(
+                error if errors.count(error) == len(errors) else f"rank {rank}: {error}"
+            )
 
 
 def layout_text(layout: Layout) -> str:

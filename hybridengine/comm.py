@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import multiprocessing
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -24,7 +25,10 @@ from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 
 _POLL_SECONDS = 0.01
+_EXIT_SECONDS = 2.0  # for a thread that waits in a call when the interpreter exits
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
+# How a value in the store starts, so that a rank without the token is told from a damaged address.
+_SIGNED, _UNSIGNED = b"signed:", b"plain:"
 
 
 class Store(Protocol):
@@ -72,9 +76,16 @@ class Communicator:
             _core.env_enter_timeout_s() if enter_timeout is None else enter_timeout,
         )
         self.name = name
-        self.core.connect(_exchange(store, name, rank, world, self.core.address(), self.timeout))
+        self._transport = str(self.core.transport)
+        self._busy = threading.Lock()
         _open.add(self)
         _close_at_exit()
+        try:
+            address = self.core.address()
+            self.core.connect(_exchange(store, name, rank, world, address, self.timeout))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def rank(self) -> int:
@@ -86,12 +97,13 @@ class Communicator:
 
     @property
     def dead(self) -> bool:
-        return self.core is None or self.core.dead
+        """Whether it was closed, or a rank failed: a new one is needed."""
+        return bool(self.core.dead)
 
     @property
     def transport(self) -> str:
         """Name of the transport in use."""
-        return str(self.core.transport)
+        return self._transport
 
     @contextmanager
     def call(self, timeout: float | None = None) -> Iterator[None]:
@@ -99,14 +111,35 @@ class Communicator:
 
         What is raised inside reaches every other rank as a TransportError that quotes it.
         """
-        self.core.set_timeout(self.timeout if timeout is None else timeout)
-        self.core.enter()
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                f"{self!r} is in a call already. Use it from one thread, one call after the other; "
+                "for two at once make two communicators."
+            )
+        try:
+            self.core.set_timeout(self.timeout if timeout is None else timeout)
+            self.core.enter()
+            with self.between_calls(spare=()):
+                yield
+                self.core.leave()
+        finally:
+            self._busy.release()
+
+    @contextmanager
+    def between_calls(
+        self, spare: tuple[type[BaseException], ...] = (UsageError,)
+    ) -> Iterator[None]:
+        """What is raised inside reaches every other rank as from a call().
+
+        But for those of `spare`: what all ranks find wrong alike, or agree on in a call.
+        """
         try:
             yield
-        except BaseException as error:
-            self.core.fail(f"{type(error).__name__}: {error}")
+        except spare:
             raise
-        self.core.leave()
+        except BaseException as error:
+            self.core.fail(_printable(f"{type(error).__name__}: {error}"))
+            raise
 
     def all_gather(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, by rank. Within a call()."""
@@ -114,14 +147,14 @@ class Communicator:
         return gathered
 
     def close(self) -> None:
-        """Says goodbye. Later use raises."""
+        """Says goodbye. Later use raises TransportError."""
         _open.discard(self)
-        self.core = None
+        self.core.close()
 
     def __repr__(self) -> str:
-        if self.core is None:
-            return f"Communicator({self.name!r}, closed)"
-        return f"Communicator({self.name!r}, rank {self.rank} of {self.world}, {self.transport})"
+        state = ", dead" if self.dead else ""
+        place = f"rank {self.rank} of {self.world}"
+        return f"Communicator({self.name!r}, {place}, {self.transport}{state})"
 
 
 def group_communicator(group: Any = None, transport: str | None = None) -> Communicator:
@@ -182,20 +215,27 @@ def _exchange(
 def _sign(key: str, address: bytes) -> bytes:
     token = _core.env_token()
     if not token:
-        return address
-    return hmac.digest(token.encode(), key.encode() + b"|" + address, "sha256") + address
+        return _UNSIGNED + address
+    return _SIGNED + hmac.digest(token.encode(), key.encode() + b"|" + address, "sha256") + address
 
 
 def _verify(key: str, value: bytes) -> bytes:
-    if not _core.env_token():
-        return value
-    address = value[_SIGNATURE_BYTES:]
+    """The address in `value`. Throws TransportError unless it is signed just as we sign."""
+    if value.startswith(_SIGNED):
+        address = value[len(_SIGNED) + _SIGNATURE_BYTES :]
+    else:
+        address = value.removeprefix(_UNSIGNED)
     if not hmac.compare_digest(_sign(key, address), value):
         raise TransportError(
-            f"rank {key.rsplit('/', 1)[1]} did not sign its address with this job's token. Give "
-            "every rank the same HYBRIDENGINE_TOKEN."
+            f"rank {key.rsplit('/', 1)[1]} did not sign its address with this rank's token. Give "
+            "every rank the same HYBRIDENGINE_TOKEN, or none."
         )
     return address
+
+
+def _printable(text: str) -> str:
+    """`text` without what UTF-8 cannot carry."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -204,7 +244,8 @@ _incarnations: dict[str, int] = {}
 
 
 def _close_at_exit() -> None:
-    """The watchdog threads must be gone before the interpreter is, and peers get a farewell.
+    """Threads of ours, and threads that wait in a call, must be gone before the interpreter is; and
+    peers get a farewell.
 
     Children of multiprocessing leave without atexit, but run its finalizers.
     """
@@ -218,8 +259,13 @@ def _close_at_exit() -> None:
 
 def _close_all() -> None:
     _by_group.clear()
-    for comm in list(_open):
-        comm.close()
+    still_open = list(_open)
+    for comm in still_open:
+        comm.core.cancel()
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for comm in still_open:
+        if comm._busy.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            comm.close()
     _core.flush_trace()
 
 

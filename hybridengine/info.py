@@ -1,7 +1,8 @@
 """What this installation is and can do here: the facts behind `hybridengine info`.
 
-`collect` gathers them as plain values that can be saved as JSON; `render` shows them. Imports
-neither torch nor a transport, opens no connection and creates no CUDA context.
+`collect` gathers them as plain values that can be saved as JSON; `render` shows them. Versions come
+from the packages' metadata, nothing is imported for them; no connection is opened and no CUDA
+context created.
 """
 
 import importlib
@@ -14,6 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridengine import _core
+
+_ENVIRONMENT_HEAD = """# Environment variables
+
+This page is generated: `hybridengine info --environment-markdown > docs/environment.md`.
+
+| name | meaning | legal values | default |
+|---|---|---|---|"""
+
+_ENVIRONMENT_FOOT = """
+A variable that is set to nothing counts as unset. A value that is not legal is an error that says
+what is; nothing falls back to a default silently. `hybridengine info` shows the values in use, and
+names that look like ours but are not. Log lines go to stderr with the rank.
+"""
 
 _PACKAGES = ("torch", "numpy", "transformers", "vllm", "ray")
 
@@ -53,6 +67,16 @@ def render(facts: dict[str, Any], console: Console) -> None:
     )
     for name in facts["unknown_environment"]:
         console.print(f"{name} is set but nothing reads it. Look for a typing error.", markup=False)
+
+
+def environment_markdown() -> str:
+    """The page about environment variables, from the table that the core reads."""
+    rows = [
+        f"| `{entry['name']}` | {entry['meaning']} | {entry['legal']} | "
+        f"{'`' + entry['default'] + '`' if entry['default'] else 'unset'} |"
+        for entry in _core.env_table()
+    ]
+    return "\n".join([_ENVIRONMENT_HEAD, *rows, _ENVIRONMENT_FOOT])
 
 
 def build_rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -112,7 +136,7 @@ def _transport_rows(transports: list[dict[str, Any]]) -> Iterable[tuple[str, ...
 def _variable_rows(variables: list[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
     for entry in variables:
         meaning = f"{entry['meaning']} ({entry['legal']}; default {entry['default'] or 'unset'})"
-        yield entry["name"], str(entry["value"]), meaning
+        yield entry["name"], str(entry["value"]) or "(default)", meaning
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:

@@ -12,26 +12,15 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
-from hybridengine.agree import (
-    Statement,
-    check_roles,
-    common_spec,
-    gather,
-    layout_text,
-    same_everywhere,
-)
-from hybridengine.comm import Communicator, group_communicator
-from hybridengine.families import keeps_names
+from hybridengine.agree import Part, Statement, check_roles, common_spec, gather, same_everywhere
+from hybridengine.arguments import communicator_for, layout_part, read_arguments
+from hybridengine.comm import Communicator
 from hybridengine.fresh import FreshTensors
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.names import canonical_names, check_matched
+from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
 from hybridengine.report import Report
-from hybridengine.spec import Spec
 from hybridengine.views import find_views
-
-DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
-
-LayoutLike = Layout | LayoutRule | str
 
 # A stream hands tensors over in order: its buckets are this much smaller, so that staging and the
 # tensors that are being filled stay within three buckets beside the largest tensor.
@@ -63,117 +52,101 @@ class Resharder:
     ) -> None:
         """As reshard(). `partial=True` moves only tensors with a match on both sides (with `out=`);
         the report counts both."""
-        self.comm = _communicator(comm, transport)
+        self.comm = communicator_for(comm, transport)
         self.verify, self.timeout, self.alias = verify, timeout, alias
         self.report: Report | None = None
         self._stream_schedule: tuple[Any, int] | None = None
         self._tables = _core.SourceTables()
-        src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
-        statement = Statement(
-            options={
-                "src": _text(src),
-                "dst": _text(dst),
-                "dtype": None if dtype is None else str(dtype),
-                "bucket_bytes": bucket_bytes,
-                "verify": verify,
-                "alias": alias,
-                "partial": partial,
-                "dst_keeps_names": isinstance(dst, LayoutRule) and keeps_names(dst.family),
-            }
-        )
-        held = self._read(statement, model, out)
-        statements = gather(self.comm, statement)
-        check_roles(statements, tuple(src.ranks), tuple(dst.ranks))
-        self._plan(src, dst, statements, memory.parse_dtype(dtype), bucket_bytes, partial)
-        self._aliases = self.spec.aliases if statement.options["dst_keeps_names"] else []
-        self._take_memory(held, out, partial)
+        with self.comm.between_calls():
+            mine = read_arguments(
+                src,
+                dst,
+                model,
+                out,
+                dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+                bucket_bytes=bucket_bytes,
+                verify=verify,
+                alias=alias,
+                partial=partial,
+            )
+            statements = gather(self.comm, mine.statement)
+            rules, held, self._out = (mine.src, mine.dst), mine.held, mine.out
+            check_roles(statements, tuple(mine.src.ranks), tuple(mine.dst.ranks))
+            parts: list[Part] = []
+            error = ""
+            try:
+                self._bind(*rules, statements, memory.parse_dtype(dtype), partial, parts)
+                self._plan(bucket_bytes, parts)
+                self._take_memory(held, partial)
+            except UsageError as fault:
+                error = str(fault)
+            same_everywhere(self.comm, error, parts)
+        self._streamable = all(each.out is None for each in statements)
+        self._aliases = self.spec.aliases if mine.statement.options["dst_keeps_names"] else []
         self._rows = self.dst.locals(self.comm.rank)
         self._names = [name for name, _, _ in self._rows]
         self._padded = set(self.dst.core.padded(self.comm.rank))
+        self._aliased = [i for i, name in enumerate(self._names) if name in self._views]
         self._fresh = FreshTensors(self.dst, self.comm)
+        self._collapsed = False
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
-    def _read(
-        self, statement: Statement, model: Any, out: Mapping[str, Any] | None
-    ) -> memory.Held | None:
-        """This rank's memory; what is wrong with it goes into the statement."""
-        self._out: dict[str, Any] | None = None
-        try:
-            if out is not None:
-                self._out = {name: memory.writable(name, tensor) for name, tensor in out.items()}
-                statement.out = list(self._out)
-            if model is None:
-                return None
-            held = memory.held_by(model)
-            statement.rows, statement.whole = held.rows, held.whole
-            statement.aliases = held.aliases
-            statement.config = "" if held.config is None else held.config.save()
-            return held
-        except UsageError as error:
-            statement.error = str(error)
-            return None
-
-    def _plan(
+    def _bind(
         self,
         src: Layout | LayoutRule,
         dst: Layout | LayoutRule,
         statements: list[Statement],
         dtype: str | None,
-        bucket_bytes: int,
         partial: bool,
+        parts: list[Part],
     ) -> None:
-        """Binds both sides to one spec and plans. Every rank computes the same."""
+        """Binds both sides to one spec. Every rank comes to the same, unless layouts made by hand
+        differ: what is bound goes into `parts`, for the ranks to compare."""
+        for each, name in ((src, "source layout"), (dst, "destination layout")):
+            if isinstance(each, Layout):
+                parts.append(layout_part(name, each))
         bound = src if isinstance(src, Layout) else dst if isinstance(dst, Layout) else None
         if isinstance(src, LayoutRule):
             self.spec = bound.spec if bound else common_spec(statements, src, partial=partial)
             src = src.bind(self.spec)
+            parts.append(layout_part("source layout", src))
         else:
             self.spec = src.spec
         if isinstance(dst, LayoutRule):
             dst = dst.bind(self.spec if dtype is None else self.spec.with_dtype(dtype))
+            parts.append(layout_part("destination layout", dst))
         elif dtype is not None and dst.spec != dst.spec.with_dtype(dtype):
             raise UsageError(
                 f"dtype={dtype} does not fit dst {dst.text}, which is bound to another type. "
                 "Leave dtype out, or pass the rule instead of the bound layout."
             )
         self.src, self.dst = src, dst
-        self.plan = _core.make_plan(src.core, dst.core)
+
+    def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
+        self.plan = _core.make_plan(self.src.core, self.dst.core)
         self.schedule = _core.make_schedule(self.plan, bucket_bytes)
+        self._digest = self.schedule.digest()
+        parts.append(Part("schedule", self._digest, lambda: str(self.schedule)))
         if _core.env_check():
             self.plan.check()
             self.schedule.check()
         _dump(self.comm.rank, self.plan, self.schedule)
 
-    def _take_memory(
-        self, held: memory.Held | None, out: Mapping[str, Any] | None, partial: bool
-    ) -> None:
-        """Puts the tensors into layout order. Collective: all ranks agree that they fit."""
+    def _take_memory(self, held: memory.Held | None, partial: bool) -> None:
+        """Puts the tensors into layout order. Throws UsageError on one that does not fit."""
         self._sources: list[Any] = []
         self._targets: list[Any] | None = None
         self._views: dict[str, Any] = {}
-        error = ""
-        try:
-            if held is not None:
-                self._sources = self._in_order(self.src, held.tensors, "model", partial)
-            if self._out is not None:
-                self._targets = self._in_order(self.dst, self._out, "out", partial)
-                memory.check_apart(self._out, held.tensors if held is not None else {})
-            if self.alias:
-                self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
-        except UsageError as fault:
-            error = str(fault)
-        self._digest = self.schedule.digest()
-        same_everywhere(
-            self.comm,
-            error,
-            {
-                "model": (self.spec.core.digest(), lambda: str(self.spec)),
-                "source layout": (self.src.core.digest(), lambda: layout_text(self.src)),
-                "destination layout": (self.dst.core.digest(), lambda: layout_text(self.dst)),
-                "schedule": (self._digest, lambda: str(self.schedule)),
-            },
-        )
+        if held is not None:
+            self._sources = self._in_order(self.src, held.tensors, "model", partial)
+        if self._out is not None:
+            self._targets = self._in_order(self.dst, self._out, "out", partial)
+            stored = {name for name, _, _ in self.dst.locals(self.comm.rank)}
+            tied = [(alias, name) for alias, name in self.spec.aliases if alias not in stored]
+            memory.check_apart(self._out, held.tensors if held is not None else {}, tied)
+        if self.alias:
+            self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
 
     def _in_order(
         self, layout: Layout, given: dict[str, Any], side: str, partial: bool
@@ -182,8 +155,8 @@ class Resharder:
         rows = layout.locals(self.comm.rank)
         names = canonical_names(given, [name for name, _, _ in rows])
         by_name = {names[name]: tensor for name, tensor in given.items()}
-        known = {alias for alias, _ in self.spec.aliases}
         wanted = [name for name, _, _ in rows]
+        known = {alias for alias, _ in self.spec.aliases} - set(wanted)
         offered = [name for name in by_name if name not in known]
         if partial:
             offered = [name for name in offered if name in set(wanted)]
@@ -206,14 +179,13 @@ class Resharder:
         Throws TransportError or TimeoutError where a rank fails; the destination is then undefined
         and the communicator dead.
         """
-        targets, aliased = self._targets, []
-        if targets is None:
-            targets = self._fresh.make()
-        for i, (name, _, _) in enumerate(self._rows if self._views else []):
-            if name in self._views:
-                targets[i] = self._views[name]
-                aliased.append(i)
+        aliased = self._aliased if self._targets is None else []
         with self.comm.call(self.timeout):
+            targets = self._targets
+            if targets is None:
+                targets = self._fresh.make()
+                for i in aliased:
+                    targets[i] = self._views[self._names[i]]
             execution = _core.Execution(
                 self.comm.core,
                 self.schedule,
@@ -225,7 +197,7 @@ class Resharder:
                 verify=self.verify,
             )
             execution.advance()
-        self._set_report(execution, [self._rows[i][0] for i in aliased])
+        self._set_report(execution, [self._names[i] for i in aliased])
         return self._with_aliases(dict(zip(self._names, targets, strict=True)))
 
     def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
@@ -236,6 +208,11 @@ class Resharder:
         What `on_tensor` raises goes to the caller here and reaches every other rank as a
         TransportError that quotes it.
         """
+        if not self._streamable:
+            raise UsageError(
+                "stream() hands tensors over instead of writing into out. Leave out= out of this "
+                "Resharder, or use run()."
+            )
         if self._stream_schedule is None:
             size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
             schedule = _core.make_schedule(self.plan, size, in_order=True)
@@ -266,6 +243,7 @@ class Resharder:
                 on_tensor(name, tensor)
                 if name in second:
                     on_tensor(second[name], tensor)
+                del tensor  # the callee's alone, before memory for the next is made
         self._set_report(execution, [])
 
     def _with_aliases(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -332,26 +310,6 @@ def reshard(
     return resharder.run()
 
 
-def plan(
-    spec: Spec,
-    src: LayoutLike,
-    dst: LayoutLike,
-    *,
-    dtype: Any = None,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-) -> Any:
-    """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
-
-    Throws UsageError where the layouts do not fit the spec.
-    """
-    src, dst = _as_rule(src, "src"), _as_rule(dst, "dst")
-    name = memory.parse_dtype(dtype)
-    source = src.bind(spec) if isinstance(src, LayoutRule) else src
-    target_spec = spec if name is None else spec.with_dtype(name)
-    target = dst.bind(target_spec) if isinstance(dst, LayoutRule) else dst
-    return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
-
-
 def _dump(rank: int, plan: Any, schedule: Any) -> None:
     """Prints plan and schedule into the folder of HYBRIDENGINE_DUMP; rank 0's are everyone's."""
     folder = _core.env_dump()
@@ -359,29 +317,3 @@ def _dump(rank: int, plan: Any, schedule: Any) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "plan.txt").write_text(str(plan))
         (Path(folder) / "schedule.txt").write_text(str(schedule))
-
-
-def _as_rule(layout: LayoutLike, side: str) -> Layout | LayoutRule:
-    if isinstance(layout, str):
-        return LayoutRule.parse(layout)
-    if isinstance(layout, (Layout, LayoutRule)):
-        return layout
-    raise UsageError(
-        f"{side} is a {type(layout).__name__}. Pass a string such as 'fsdp2(4)', a LayoutRule or a "
-        "Layout."
-    )
-
-
-def _text(layout: Layout | LayoutRule) -> str:
-    return layout.text if isinstance(layout, Layout) else str(layout)
-
-
-def _communicator(comm: Communicator | None, transport: str) -> Communicator:
-    if comm is None:
-        return group_communicator(None, None if transport == "auto" else transport)
-    if transport not in ("auto", comm.transport):
-        raise UsageError(
-            f"transport={transport!r} does not fit comm, which uses {comm.transport!r}. Leave one "
-            "of them out."
-        )
-    return comm

@@ -7,7 +7,7 @@ tensors share storage. Names and shapes leave it as plain values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,11 @@ def held_by(model: Any) -> Held:
     for name, tensor in named.items():
         local, shape, sharded = _local(name, tensor)
         whole = whole or sharded
-        place = _place(local)
-        if place is not None and place in first_of:
+        place = _place(tensor, local)
+        if place in first_of:
             aliases.append((name, first_of[place]))
             continue
-        if place is not None:
-            first_of[place] = name
+        first_of[place] = name
         tensors[name] = local
         rows.append((name, shape, dtype_name(local.dtype)))
     return Held(tensors, rows, whole, aliases, _config_of(model))
@@ -71,9 +70,18 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]
     """The memory of `tensor` on this rank, the shape of the whole tensor, and whether that is
     another one."""
     if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"{name!r} is a {type(tensor).__name__}, not a tensor. Leave it out.")
+        raise UsageError(
+            f"{name!r} is a {type(tensor).__name__}, not a torch tensor. Leave it out, or make it "
+            "one (torch.from_numpy shares the memory of an array)."
+        )
     shape = tuple(tensor.shape)
     sharded = hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+    placements = getattr(tensor, "placements") if sharded else ()  # noqa: B009
+    if any(placement.is_partial() for placement in placements):
+        raise UsageError(
+            f"{name!r} is {placements}: ranks hold summands of it. Redistribute it to Shard or "
+            "Replicate first."
+        )
     local: torch.Tensor = getattr(tensor, "to_local")() if sharded else tensor  # noqa: B009
     if local.device.type == "meta":
         raise UsageError(
@@ -85,11 +93,12 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]
     return local.detach(), shape, sharded
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """What two names of the same tensor have in common; None where there are no bytes."""
-    if tensor.numel() == 0:
-        return None
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+def _place(tensor: torch.Tensor, local: torch.Tensor) -> tuple[Any, ...]:
+    """What two names of the same tensor have in common. Where there are no bytes only the object
+    can tell."""
+    if local.numel() == 0:
+        return (id(tensor),)
+    return (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype)
 
 
 def _config_of(model: Any) -> ModelConfig | None:
@@ -111,9 +120,12 @@ def parse_dtype(dtype: Any) -> str | None:
     """The name of a floating torch dtype, or of its name; None stays None."""
     if dtype is None:
         return None
-    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
-    if not isinstance(getattr(torch, name, None), torch.dtype):
-        raise UsageError(f"dtype {dtype!r} is no torch dtype. Use torch.bfloat16, for example.")
+    name = str(dtype).removeprefix("torch.")
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(
+            f"dtype={dtype} is no floating torch dtype. Use torch.bfloat16, for example."
+        )
     return name
 
 
@@ -143,14 +155,48 @@ def view(
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
-def writable(name: str, tensor: Any) -> torch.Tensor:
-    """A tensor that a caller gave to be written into, without autograd."""
-    return _local(name, tensor)[0]
+def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:
+    """How many elements have other bits than those of a tensor of the same shape and type."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    left, right = (each.reshape(-1).view(bits) for each in (tensor, expected))
+    return int((left != right).sum())
 
 
-def check_apart(out: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]) -> None:
-    """Throws UsageError where a destination shares memory with a source or another destination."""
-    ranges = [(*_extent(t), name, "out") for name, t in out.items() if t.numel() > 0]
+def writable(out: Any) -> dict[str, torch.Tensor]:
+    """Tensors that a caller gave to be written into, without autograd.
+
+    Throws UsageError on what is no dict, no tensor, or has elements that share memory.
+    """
+    if not isinstance(out, Mapping):
+        raise UsageError(f"out is a {type(out).__name__}. Pass a dict of tensors by name.")
+    tensors = {name: _local(name, tensor)[0] for name, tensor in out.items()}
+    for name, tensor in tensors.items():
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in pairs):
+            raise UsageError(
+                f"out tensor {name!r} is expanded: several of its elements share one place. Give "
+                "it memory of its own (clone())."
+            )
+    return tensors
+
+
+def check_apart(
+    out: dict[str, torch.Tensor],
+    sources: dict[str, torch.Tensor],
+    aliases: Iterable[tuple[str, str]],
+) -> None:
+    """Throws UsageError where a destination shares memory with a source or another destination, but
+    for `aliases` (second name, name), which must."""
+    tied = {alias for alias, name in aliases if alias in out and name in out}
+    for alias, name in aliases:
+        if alias in tied and _extent(out[alias]) != _extent(out[name]):
+            raise UsageError(
+                f"out tensor {alias!r} has memory of its own, but it is tied to {name!r} in the "
+                "model. Tie it in out as well, or leave it out."
+            )
+    ranges = [
+        (*_extent(t), name, "out") for name, t in out.items() if t.numel() and name not in tied
+    ]
     ranges += [(*_extent(t), name, "model") for name, t in sources.items() if t.numel() > 0]
     ranges.sort(key=lambda row: row[:2])
     end, owner, side = 0, "", ""

@@ -64,26 +64,38 @@ class Ranks:
             self._pipes.append(ours)
             self.processes.append(process)
 
+    def result(self, rank: int, limit: float = 60) -> Any:
+        """One rank's ("ok", value), ("raised", type name, text), ("died", exit code) or ("hung",);
+        it is dead after the last one."""
+        pipe, process = self._pipes[rank], self.processes[rank]
+        try:
+            if pipe.poll(limit):
+                return pipe.recv()
+            process.kill()
+            return ("hung",)
+        except EOFError:
+            process.join(5)
+            return ("died", process.exitcode)
+
     def results(self, limit: float = 60) -> list[Any]:
-        """Each rank's ("ok", value), ("raised", type name, text) or ("died", exit code)."""
+        """Every rank's result(), and the end of all processes."""
         deadline = time.monotonic() + limit
-        collected: list[Any] = []
-        for pipe, process in zip(self._pipes, self.processes, strict=True):
-            try:
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    collected.append(("hung",))
-                    process.kill()
-                    continue
-                collected.append(pipe.recv())
-            except EOFError:
-                process.join(5)
-                collected.append(("died", process.exitcode))
+        collected = [
+            self.result(rank, max(0.0, deadline - time.monotonic()))
+            for rank in range(len(self.processes))
+        ]
+        self.end(max(0.1, deadline - time.monotonic()))
+        return collected
+
+    def end(self, patience: float = 0.0) -> None:
+        """Waits for the processes, and kills those that do not end."""
+        deadline = time.monotonic() + patience
         for process in self.processes:
-            process.join(max(0.1, deadline - time.monotonic()))
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
+                process.join()
         self._folder.cleanup()
-        return collected
 
 
 def _rank_main(
@@ -138,17 +150,29 @@ def outcomes_of(
     """As Ranks.results(), for ranks of either kind."""
     if transport == "shm":
         return Ranks(world, function, *args, timeout=timeout).results(limit)
-    return _run_threads(world, function, args, transport, timeout, limit)
+    return thread_outcomes(world, function, *args, transport=transport, timeout=timeout)
 
 
-def _run_threads(
+def run_threads(
+    world: int, function: Callable[..., Any], *args: Any, transport: str, timeout: float = 20
+) -> list[Any]:
+    """As run_ranks(), on threads over any transport, so that `function` may be a closure."""
+    outcomes = thread_outcomes(world, function, *args, transport=transport, timeout=timeout)
+    for rank, outcome in enumerate(outcomes):
+        if outcome[0] != "ok":
+            raise RankFailed(f"rank {rank}: {outcome[-1]}")
+    return [outcome[1] for outcome in outcomes]
+
+
+def thread_outcomes(
     world: int,
     function: Callable[..., Any],
-    args: tuple[Any, ...],
+    *args: Any,
     transport: str,
-    timeout: float,
-    limit: float,
+    timeout: float = 20,
+    limit: float = 60,
 ) -> list[Any]:
+    """As Ranks.results(), on threads over any transport."""
     store, name = MemoryStore(), uuid.uuid4().hex
     outcomes: list[Any] = [("hung",)] * world
 

@@ -31,7 +31,6 @@ def test_the_core_is_built_with_the_sanitizers_that_the_run_asks_for() -> None:
     assert _core.build_facts()["sanitize"] == os.environ.get("HYBRIDENGINE_EXPECT_SANITIZE", "")
 
 
+@pytest.mark.static
 def test_the_core_is_small() -> None:
-    if _core.build_facts()["build_type"] != "Release":
-        pytest.skip("not a release build: it carries debug information")
     assert Path(_core.__file__).stat().st_size < 12 << 20

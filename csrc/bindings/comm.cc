@@ -82,6 +82,8 @@ void bind_comm(py::module_& module) {
             comm.set_timeout(to_milliseconds(seconds, "timeout"));
           },
           py::arg("timeout"))
+      .def("close", &Communicator::close, released())
+      .def("cancel", &Communicator::cancel)
       .def("enter", &Communicator::enter, released())
       .def("leave", &Communicator::leave, released())
       .def("all_gather", &all_gather, py::arg("mine"))

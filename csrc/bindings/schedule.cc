@@ -3,6 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
 
@@ -28,6 +33,20 @@ py::dict to_dict(const Bucket& bucket) {
   return result;
 }
 
+/// (src, dst, bytes, buckets) of each pair of ranks with payload, ascending.
+std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> pairs_of(const Schedule& schedule) {
+  std::map<std::pair<Rank, Rank>, std::pair<int64_t, int64_t>> pairs;
+  for (const Bucket& bucket : schedule.buckets()) {
+    auto& [num_bytes, num_buckets] = pairs[{bucket.src, bucket.dst}];
+    num_bytes += bucket.num_bytes;
+    ++num_buckets;
+  }
+  std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> rows;
+  for (const auto& [ranks, sums] : pairs)
+    rows.emplace_back(ranks.first, ranks.second, sums.first, sums.second);
+  return rows;
+}
+
 }  // namespace
 
 void bind_schedule(py::module_& module) {
@@ -46,6 +65,8 @@ void bind_schedule(py::module_& module) {
             return rows;
           },
           "Dicts; items are (move, offset in bytes, box start, box size).")
+      .def_property_readonly("pairs", &pairs_of,
+                             "(src, dst, bytes, buckets) of each pair with payload, ascending.")
       .def("incoming", &Schedule::incoming, py::arg("rank"))
       .def("outgoing", &Schedule::outgoing, py::arg("rank"))
       .def("check", &Schedule::check, py::call_guard<py::gil_scoped_release>())

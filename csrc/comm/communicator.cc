@@ -19,6 +19,12 @@ constexpr milliseconds kFarewell{500};
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
+[[noreturn]] void throw_different_calls(Rank peer, uint64_t call) {
+  throw TransportError(
+      "two ranks make different calls", str_cat("rank ", peer, " does another one, call ", call),
+      "Every rank must make the same resharders and run them in the same order.");
+}
+
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world,
@@ -29,33 +35,47 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Rank rank, int3
       options_(std::move(options)),
       peers_(world) {}
 
-Communicator::~Communicator() {
-  {
-    const std::lock_guard lock(watchdog_mutex_);
-    watchdog_stop_ = true;
-  }
-  watchdog_wake_.notify_all();
-  if (watchdog_.joinable()) watchdog_.join();
-  if (!dead()) {
-    Message bye;
-    bye.kind = MessageKind::kBye;
-    try {
-      for (Rank peer = 0; peer < world_; ++peer)
-        if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, bye);
-      const auto deadline = Clock::now() + kFarewell;
-      do transport_->poll(fresh_, std::chrono::milliseconds(transport_->sent_all() ? 0 : 10));
-      while (!transport_->sent_all() && Clock::now() < deadline);
-    } catch (const std::exception&) {
-      // A peer that is gone needs no farewell; there is nobody left to tell.
+void Communicator::close() noexcept {
+  if (!transport_) return;
+  if (guard_.same_process()) {
+    {
+      const std::lock_guard lock(watchdog_mutex_);
+      watchdog_stop_ = true;
     }
+    watchdog_wake_.notify_all();
+    if (watchdog_.joinable()) watchdog_.join();
+    if (!dead()) say_goodbye();
+  } else if (watchdog_.joinable()) {
+    watchdog_.detach();  // it runs in the parent only
   }
+  if (death_.empty()) death_ = "it was closed";
+  transport_.reset();
+}
+
+void Communicator::say_goodbye() noexcept {
+  Message bye;
+  bye.kind = MessageKind::kBye;
+  try {
+    for (Rank peer = 0; peer < world_; ++peer)
+      if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, bye);
+    const auto deadline = Clock::now() + kFarewell;
+    do transport_->poll(fresh_, milliseconds(transport_->sent_all() ? 0 : 10));
+    while (!transport_->sent_all() && Clock::now() < deadline);
+  } catch (const std::exception&) {
+    // A peer that is gone needs no farewell; there is nobody left to tell.
+  }
+}
+
+Transport& Communicator::transport() {
+  if (!transport_) check_alive();
+  return *transport_;
 }
 
 void Communicator::connect(std::span<const Blob> addresses) {
   if (static_cast<int32_t>(addresses.size()) != world_)
     throw UsageError("a communicator needs one address per rank",
                      str_cat(addresses.size(), " addresses, ", world_, " ranks"), "");
-  transport_->connect(addresses, Clock::now() + options_.timeout, options_.between);
+  transport().connect(addresses, Clock::now() + options_.timeout, options_.between);
   transport_->board(rank_)->heartbeat_ns = now_ns();
   connected_at_ = entered_at_ = moved_at_ = Clock::now();
   watchdog_ = std::thread([this] { heartbeat(); });
@@ -75,6 +95,7 @@ void Communicator::heartbeat() {
 void Communicator::check_alive() const {
   if (dead())
     throw TransportError("this communicator is dead", death_, "Make a new one on every rank.");
+  guard_.check(transport_->name());
 }
 
 void Communicator::enter() {
@@ -85,18 +106,10 @@ void Communicator::enter() {
 }
 
 void Communicator::leave() {
+  check_alive();
   flush();
   transport_->board(rank_)->waiting_for = -1;
   transport_->board(rank_)->call = 2 * call_;
-}
-
-void Communicator::flush() {
-  while (!transport_->sent_all()) {
-    between();
-    pump(kSlice);
-    check_lost({});
-    check_silence({}, "taking messages");
-  }
 }
 
 void Communicator::made_progress() {
@@ -106,6 +119,20 @@ void Communicator::made_progress() {
 void Communicator::send(Rank peer, Message message) {
   message.call = call_;
   transport_->send(peer, message);
+}
+
+/// Until nothing waits here for a peer that is slow to take it.
+void Communicator::flush() {
+  while (!transport_->sent_all()) {
+    between();
+    pump(milliseconds(1));
+    check_lost({});
+    std::vector<Rank> busy;  // a peer that waits takes messages
+    for (Rank peer = 0; peer < world_; ++peer)
+      if (peer != rank_ && !has_left(peer) && transport_->board(peer)->waiting_for < 0)
+        busy.push_back(peer);
+    check_silence(busy, "sending");
+  }
 }
 
 bool Communicator::has_message() const {
@@ -130,10 +157,14 @@ void Communicator::wait(std::span<const Rank> peers_owing, const std::string& do
   check_alive();
   Board* board = transport_->board(rank_);
   board->waiting_for = peers_owing.empty() ? -1 : peers_owing.front();
+  moved_at_ = Clock::now();  // while this rank was busy, the others may have waited for it
   while (!has_message()) {
     between();
     pump(kSlice);
     if (has_message()) break;
+    for (Rank peer = 0; peer < world_; ++peer)
+      if (!peers_[peer].blobs.empty() && peers_[peer].blobs.front().call == call_)
+        throw_different_calls(peer, call_);
     check_lost(peers_owing);
     check_silence(peers_owing, doing);
   }
@@ -141,6 +172,10 @@ void Communicator::wait(std::span<const Rank> peers_owing, const std::string& do
 }
 
 void Communicator::between() {
+  if (cancelled_) {
+    fail("the interpreter exits");
+    check_alive();
+  }
   const auto now = Clock::now();
   if (now - between_at_ < kSlice) return;
   between_at_ = now;
@@ -190,7 +225,7 @@ void Communicator::take_blob_part(Rank rank, const Message& message) {
     die_of_peer(rank, "it sent a part of a blob out of order");
   peer.partial += message.text;
   if (peer.partial.size() == message.value) {
-    peer.blobs.push_back(std::move(peer.partial));
+    peer.blobs.push_back({std::move(peer.partial), message.call});
     peer.partial.clear();
   }
 }
@@ -198,22 +233,25 @@ void Communicator::take_blob_part(Rank rank, const Message& message) {
 void Communicator::send_blob(Rank peer, const Blob& blob) {
   Message part;
   part.kind = MessageKind::kBlob;
+  part.call = call_;
   part.value = blob.size();
   do {
     part.text = blob.substr(part.offset, kMaxTextBytes);
     transport_->send(peer, part);
     part.offset += part.text.size();
   } while (part.offset < blob.size());
-  flush();
 }
 
 Blob Communicator::receive_blob(Rank peer) {
   const Rank owing[] = {peer};
+  moved_at_ = Clock::now();
   while (peers_[peer].blobs.empty()) {
     between();
     transport_->board(rank_)->waiting_for = peer;
     pump(kSlice);
     if (!peers_[peer].blobs.empty()) break;
+    for (const Arrival& arrival : inbox_)
+      if (arrival.message.call == call_) throw_different_calls(arrival.peer, call_);
     check_lost(owing);
     check_silence(owing, "agreeing with the other ranks");
   }
@@ -224,9 +262,10 @@ Blob Communicator::receive_blob(Rank peer) {
 
 Blob Communicator::take_blob(Rank peer) {
   if (peers_[peer].blobs.empty()) die_of_peer(peer, "it did not send what it announced");
-  Blob blob = std::move(peers_[peer].blobs.front());
+  Complete received = std::move(peers_[peer].blobs.front());
   peers_[peer].blobs.pop_front();
-  return blob;
+  if (received.call != call_) throw_different_calls(peer, call_);
+  return std::move(received.blob);
 }
 
 std::vector<Blob> Communicator::all_gather(const Blob& mine) {
@@ -245,6 +284,7 @@ std::vector<Blob> Communicator::all_gather(const Blob& mine) {
   for (const Blob& blob : all) writer.put_text(blob);
   const Blob packed = std::move(writer).take();
   for (Rank peer = 1; peer < world_; ++peer) send_blob(peer, packed);
+  flush();
   return all;
 }
 

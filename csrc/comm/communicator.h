@@ -10,6 +10,7 @@
 // Called by engine/ and bindings. One thread at a time; the watchdog thread writes only the board.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "base/blob.h"
+#include "transport/fork_guard.h"
 #include "transport/transport.h"
 
 namespace hybridengine {
@@ -35,18 +37,26 @@ struct CommOptions {
 class Communicator {
  public:
   Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world, CommOptions options);
-  /// Says goodbye if it can, stops the watchdog. Never throws, never blocks for more than a second.
-  ~Communicator();
+  ~Communicator() { close(); }
+
+  /// Says goodbye if it can, stops the watchdog, frees everything; the communicator is dead then.
+  /// In a forked child it leaves what belongs to the parent alone. Never throws, never blocks for
+  /// more than a second. Again: nothing.
+  void close() noexcept;
+  /// From any thread: ends the wait that another thread is in, which throws TransportError. For an
+  /// interpreter that is about to exit.
+  void cancel() { cancelled_ = true; }
 
   Rank rank() const { return rank_; }
   int32_t world() const { return world_; }
-  Transport& transport() { return *transport_; }
+  /// Throws TransportError once it is closed.
+  Transport& transport();
   const CommOptions& options() const { return options_; }
   bool dead() const { return !death_.empty(); }
   /// Bounds on waiting, from the next wait on.
   void set_timeout(std::chrono::milliseconds timeout) { options_.timeout = timeout; }
 
-  Blob address() { return transport_->address(); }
+  Blob address() { return transport().address(); }
   void connect(std::span<const Blob> addresses);
 
   /// Enters the next call: shows it on the board. Every rank calls it in the same order.
@@ -78,6 +88,7 @@ class Communicator {
   void fail(const std::string& reason) noexcept;
 
  private:
+  void say_goodbye() noexcept;
   void flush();
   void pump(std::chrono::microseconds timeout);
   void take(Arrival&& arrival);
@@ -97,18 +108,24 @@ class Communicator {
   void between();
   void heartbeat();
 
+  struct Complete {
+    Blob blob;
+    uint64_t call = 0;  // that it was sent in
+  };
   struct Peer {
-    std::deque<Blob> blobs;  // complete ones
-    Blob partial;            // of the one that is arriving
+    std::deque<Complete> blobs;
+    Blob partial;  // of the one that is arriving
     bool said_bye = false;
     std::string lost;  // reason, "" while connected
   };
 
+  ForkGuard guard_;
   std::unique_ptr<Transport> transport_;
   Rank rank_;
   int32_t world_;
   CommOptions options_;
   std::string death_;
+  std::atomic<bool> cancelled_{false};
   uint64_t call_ = 0;
   std::vector<Peer> peers_;
   std::deque<Arrival> inbox_;

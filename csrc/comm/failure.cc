@@ -15,6 +15,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A loaded machine may not run a watchdog for this long.
+constexpr std::chrono::seconds kMinSilence{2};
+// For the words of a failure to reach peers that are slow to take messages.
+constexpr std::chrono::milliseconds kTellPatience{200};
+
+/// At most kMaxTextBytes of it, without half a character at the end.
+std::string shortened(const std::string& text) {
+  size_t end = std::min(text.size(), kMaxTextBytes);
+  while (end > 0 && end < text.size() && (text[end] & 0xC0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
 std::string seconds(std::chrono::nanoseconds duration) {
   std::ostringstream text;
   text.precision(1);
@@ -50,7 +62,7 @@ void Communicator::check_silence(std::span<const Rank> peers_owing, const std::s
     const Clock::duration seen =
         std::max(Clock::duration(board->heartbeat_ns.load()), connected_at_.time_since_epoch());
     const Clock::duration silent = now.time_since_epoch() - seen;
-    if (silent > options_.timeout)
+    if (silent > std::max<Clock::duration>(options_.timeout, kMinSilence))
       die_of_silence(peer, silent, "no heartbeat: its process is stopped or its host is gone",
                      doing);
   }
@@ -110,11 +122,15 @@ void Communicator::tell_all(Rank culprit, const std::string& reason) noexcept {
     Message message;
     message.kind = MessageKind::kFailed;
     message.value = static_cast<uint64_t>(culprit);
-    message.text = reason.substr(0, kMaxTextBytes);
+    message.text = shortened(reason);
     for (Rank peer = 0; peer < world_; ++peer)
       if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, message);
-    fresh_.clear();
-    transport_->poll(fresh_, std::chrono::microseconds(0));
+    const auto until = Clock::now() + kTellPatience;
+    do {
+      fresh_.clear();
+      transport_->poll(fresh_, std::chrono::microseconds(0));
+      if (!transport_->sent_all()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } while (!transport_->sent_all() && Clock::now() < until);
   } catch (const std::exception&) {
     // The peers learn of it from the closed connection.
     if (death_.empty()) death_ = "failed";

@@ -191,9 +191,11 @@ std::optional<Event> Execution::grant_slots() {
   while (next_slot_bucket_ < slot_buckets_.size() && !free_slots_.empty()) {
     const int32_t id = slot_buckets_[next_slot_bucket_];
     const int32_t last = streaming() ? last_local(bucket_of(id)) : 0;
-    // Too much is open: wait for what has been granted, unless that is nothing.
+    // Too much is open: what has been granted, and what comes from this rank, goes first.
     const bool full = streaming() && open_bytes_ >= options_.open_bytes;
-    if (full && next_slot_bucket_ > slots_landed_ && last >= next_open_) return std::nullopt;
+    const bool busy =
+        next_slot_bucket_ > slots_landed_ || static_cast<int32_t>(next_local_) < next_open_;
+    if (full && busy && last >= next_open_) return std::nullopt;
     if (auto event = open_up_to(last)) return event;
     Incoming& incoming = incoming_[id];
     incoming.slot = free_slots_.back();
@@ -275,7 +277,9 @@ bool Execution::pull_next() {
   return true;
 }
 
+/// True when it did something, be it only to find a tensor without local moves.
 bool Execution::run_local_move() {
+  const size_t before = next_local_;
   const auto limit = streaming() ? static_cast<size_t>(next_open_) : targets_.size();
   while (next_local_ < limit) {
     Target& target = targets_[next_local_];
@@ -288,7 +292,7 @@ bool Execution::run_local_move() {
     if (target.local_moves.empty()) ++next_local_;
     return true;
   }
-  return false;
+  return next_local_ != before;
 }
 
 bool Execution::done() const {

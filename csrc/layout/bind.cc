@@ -1,159 +1,122 @@
 // bind: a rule run over a spec.
 //
-// Each (tensor, matching tensor rule) is a *slot*. Slots with the same local name are a *group*:
-// the local tensor they are joined into. Groups are made once; then every mesh position cuts its
-// share of every group that lives there.
+// Vocabulary: a tensor that meets a tensor rule is a *slot*. Slots with the same local name are a
+// *group*: the local tensor they are joined into. Slots of one rule, shape, element type and stage
+// have one *slot kind*: every mesh position holds the same *share* of them. Groups of the same slot
+// kinds have one *group kind*: on every mesh position they are *stored* in the same way.
+//
+// Models have many tensors and few kinds, so cutting and joining is done once per kind and mesh
+// position, and each group then only takes copies.
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "layout/layout.h"
+#include "layout/share.h"
 
 namespace hybridengine {
 namespace {
 
-struct Slot {
-  int32_t tensor = 0;
+struct SlotKind {
   const TensorRule* rule = nullptr;
   int32_t layer_owner = -1;  // coordinate along rule->layer_axis; -1: no condition
+  const TensorInfo* example = nullptr;
+  std::vector<std::optional<Share>> at;  // by mesh position, in rank order
+  int32_t num_pieces = 0;                // over all positions
+};
+
+struct Slot {
+  int32_t tensor = 0;
+  int32_t kind = 0;
 };
 
 struct Group {
   int32_t name = 0;
+  int32_t kind = -1;
   std::vector<Slot> slots;
 };
 
-/// What one mesh position holds of one tensor.
-struct Share {
-  Box box;
-  Dims local_size{};  // box.size, or more where padded
+/// A group as one mesh position stores it: what differs from group to group is left open.
+struct Stored {
+  LocalTensor local;
+  std::vector<std::pair<int32_t, Piece>> pieces;  // with the index of their slot
 };
 
-struct Narrowed {
-  int64_t start, size, local_size;
-};
+using GroupKind = std::vector<std::optional<Stored>>;  // by mesh position, in rank order
 
-[[noreturn]] void refuse_cut(const TensorInfo& tensor, const Cut& cut, const Mesh& mesh,
-                             const std::string& why) {
-  throw UsageError(str_cat("'", tensor.name, "' ", tensor.shape.to_string(), " cannot be cut"),
-                   str_cat("dim ", cut.dim, " by ", mesh.axes[cut.axis].name, "=",
-                           mesh.axes[cut.axis].size, ", ", why),
-                   "");
-}
-
-Narrowed narrow_units(const TensorInfo& tensor, const Cut& cut, const Mesh& mesh, int64_t n,
-                      int64_t coordinate) {
-  const int64_t axis = mesh.axes[cut.axis].size;
-  if (cut.units <= 0 || n % cut.units != 0)
-    refuse_cut(tensor, cut, mesh, str_cat(n, " rows are not ", cut.units, " equal units"));
-  const int64_t unit = n / cut.units;
-  if (cut.units % axis == 0) {
-    const int64_t size = cut.units / axis * unit;
-    return {coordinate * size, size, size};
-  }
-  if (axis % cut.units != 0)
-    refuse_cut(tensor, cut, mesh, str_cat(cut.units, " units do not divide"));
-  return {coordinate / (axis / cut.units) * unit, unit, unit};
-}
-
-Narrowed narrow(const TensorInfo& tensor, const Cut& cut, const Mesh& mesh, int64_t n,
-                int64_t coordinate) {
-  const int64_t axis = mesh.axes[cut.axis].size;
-  switch (cut.kind) {
-    case CutKind::kChunk: {
-      const int64_t rows = (n + axis - 1) / axis;
-      const int64_t start = std::min(coordinate * rows, n);
-      const int64_t size = std::min(rows, n - start);
-      return {start, size, size};
-    }
-    case CutKind::kEven: {
-      if (n % axis != 0) refuse_cut(tensor, cut, mesh, str_cat(n, " does not divide"));
-      return {coordinate * (n / axis), n / axis, n / axis};
-    }
-    case CutKind::kUnits:
-      return narrow_units(tensor, cut, mesh, n, coordinate);
-    case CutKind::kPadded: {
-      const int64_t padded = (n + cut.units - 1) / cut.units * cut.units;
-      if (padded % axis != 0)
-        refuse_cut(tensor, cut, mesh, str_cat(n, " padded to ", padded, " does not divide"));
-      const int64_t start = std::min(coordinate * (padded / axis), n);
-      return {start, std::min(padded / axis, n - start), padded / axis};
-    }
-  }
-  throw InternalError("unknown kind of cut", str_cat(static_cast<int>(cut.kind)), "");
-}
-
-Share share_of(const TensorInfo& tensor, const TensorRule& rule, const Mesh& mesh,
-               int32_t position) {
-  Share share{Box(tensor.shape), tensor.shape.size};
-  for (const Cut& cut : rule.cuts) {
-    if (tensor.shape.ndim == 0 && cut.kind == CutKind::kChunk) continue;
-    if (cut.dim < 0 || cut.dim >= tensor.shape.ndim) refuse_cut(tensor, cut, mesh, "no such dim");
-    if (share.local_size[cut.dim] != share.box.size[cut.dim])
-      refuse_cut(tensor, cut, mesh, "it is padded already");
-    const Narrowed part =
-        narrow(tensor, cut, mesh, share.box.size[cut.dim], mesh.coordinate(position, cut.axis));
-    share.box.start[cut.dim] += part.start;
-    share.box.size[cut.dim] = part.size;
-    share.local_size[cut.dim] = part.local_size;
-  }
-  return share;
-}
-
-bool lives_at(const Slot& slot, const Mesh& mesh, int32_t position) {
-  if (slot.layer_owner >= 0 && mesh.coordinate(position, slot.rule->layer_axis) != slot.layer_owner)
-    return false;
-  return std::all_of(slot.rule->where.begin(), slot.rule->where.end(), [&](const Where& where) {
+bool lives_at(const TensorRule& rule, int32_t layer_owner, const Mesh& mesh, int32_t position) {
+  if (layer_owner >= 0 && mesh.coordinate(position, rule.layer_axis) != layer_owner) return false;
+  return std::all_of(rule.where.begin(), rule.where.end(), [&](const Where& where) {
     const int32_t coordinate = mesh.coordinate(position, where.axis);
     return where.begin <= coordinate && coordinate < where.end;
   });
 }
 
-std::string substitute(const std::string& to, const std::string& from_name,
-                       const std::vector<int64_t>& numbers) {
-  if (to == "**") return from_name;
-  std::string name;
+/// The local name, over what `result` held before.
+void substitute(const std::string& to, const std::string& from_name,
+                const std::vector<int64_t>& numbers, std::string& result) {
+  if (to == "**") {
+    result = from_name;
+    return;
+  }
+  result.clear();
   size_t next = 0;
   for (const char c : to) {
     if (c != '*')
-      name += c;
+      result += c;
     else if (next < numbers.size())
-      name += std::to_string(numbers[next++]);
+      result += std::to_string(numbers[next++]);
     else
       throw UsageError("a rule's local name has more '*' than its tensor's", to, "");
   }
-  return name;
 }
+
+}  // namespace
 
 class Binder {
  public:
-  Binder(const LayoutRule& rule, const SpecPtr& spec) : rule_(rule), spec_(spec) {
+  Binder(const LayoutRule& rule, const SpecPtr& spec) : rule_(rule), tensors_(spec->tensors()) {
     num_positions_ = rule.mesh.num_positions();
-    for (const TensorRule& each : rule.rules) {
-      check_axes(each);
-      by_template_[each.from].push_back(&each);
+    layout_ = std::shared_ptr<Layout>(new Layout);
+    layout_->text_ = rule.text;
+    layout_->spec_ = spec;
+    slot_kinds_of_.resize(rule.rules.size());
+    for (size_t i = 0; i < rule.rules.size(); ++i) {
+      check_axes(rule.rules[i]);
+      by_template_[rule.rules[i].from].push_back(i);
     }
+    order_positions();
   }
 
   LayoutPtr run() {
-    for (int32_t tensor = 0; tensor < static_cast<int32_t>(spec_->tensors().size()); ++tensor)
+    num_slots_.assign(tensors_.size(), 0);
+    layout_->piece_begin_.assign(tensors_.size() + 1, 0);
+    layout_->kinds_.assign(tensors_.size(), -1);
+    for (int32_t tensor = 0; tensor < static_cast<int32_t>(tensors_.size()); ++tensor)
       add_tensor(tensor);
-    for (Group& group : groups_) order_slots(group);
-    std::vector<int32_t> positions(num_positions_);
-    for (int32_t i = 0; i < num_positions_; ++i) positions[i] = i;
-    std::sort(positions.begin(), positions.end(),
-              [&](int32_t a, int32_t b) { return rule_.mesh.ranks[a] < rule_.mesh.ranks[b]; });
-    for (const int32_t position : positions)
-      for (const Group& group : groups_) place_group(group, position);
-    std::vector<Rank> ranks = rule_.mesh.ranks;
-    std::sort(ranks.begin(), ranks.end());
-    auto layout = std::make_shared<Layout>(rule_.text, spec_, std::move(ranks), std::move(names_),
-                                           std::move(locals_), std::move(pieces_));
-    layout->check();
-    return layout;
+    for (Group& group : groups_) group.kind = group_kind_of(group);
+    make_room();
+    for (const Group& group : groups_) place_group(group);
+    finish_kinds();
+    return layout_;
   }
 
  private:
+  void order_positions() {
+    const std::vector<Rank>& ranks = rule_.mesh.ranks;
+    positions_.resize(num_positions_);
+    for (int32_t i = 0; i < num_positions_; ++i) positions_[i] = i;
+    std::sort(positions_.begin(), positions_.end(),
+              [&](int32_t a, int32_t b) { return ranks[a] < ranks[b]; });
+    layout_->ranks_ = ranks;
+    std::sort(layout_->ranks_.begin(), layout_->ranks_.end());
+    const auto& sorted = layout_->ranks_;
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() || sorted.front() < 0)
+      throw UsageError("the ranks of a layout must be different and not negative", "", "");
+  }
+
   void check_axes(const TensorRule& each) const {
     const auto known = [&](int axis) {
       return axis >= 0 && axis < static_cast<int>(rule_.mesh.axes.size());
@@ -165,108 +128,224 @@ class Binder {
   }
 
   void add_tensor(int32_t tensor) {
-    const std::string& name = spec_->tensors()[tensor].name;
-    std::vector<int64_t> numbers;
-    auto found = by_template_.find(template_of(name, numbers));
+    const std::string& name = tensors_[tensor].name;
+    find_template(name, template_, numbers_);
+    auto found = by_template_.find(template_);
     if (found == by_template_.end()) found = by_template_.find("**");
     if (found == by_template_.end())
       throw UsageError(str_cat("no rule of ", rule_.text, " says where '", name, "' goes"), "",
                        "Add it to the mapping.");
-    for (const TensorRule* each : found->second) {
-      const std::string local = substitute(each->to, name, numbers);
-      const auto [entry, fresh] = group_of_.emplace(local, groups_.size());
+    for (const size_t rule : found->second) {
+      substitute(rule_.rules[rule].to, name, numbers_, local_name_);
+      const auto [entry, fresh] = group_of_.emplace(local_name_, groups_.size());
       if (fresh) {
-        groups_.push_back({static_cast<int32_t>(names_.size()), {}});
-        names_.push_back(local);
+        groups_.push_back({static_cast<int32_t>(layout_->names_.size()), -1, {}});
+        layout_->names_.push_back(local_name_);
       }
-      groups_[entry->second].slots.push_back({tensor, each, layer_owner(*each, name, numbers)});
+      const int32_t kind = slot_kind_of(rule, tensors_[tensor]);
+      groups_[entry->second].slots.push_back({tensor, kind});
+      layout_->piece_begin_[tensor + 1] += slot_kinds_[kind].num_pieces;
+      // Tensors in several groups are kinds of their own: they are rare (tied heads).
+      layout_->kinds_[tensor] = num_slots_[tensor]++ == 0 ? kind : -1;
     }
   }
 
-  int32_t layer_owner(const TensorRule& each, const std::string& name,
-                      const std::vector<int64_t>& numbers) const {
+  int32_t slot_kind_of(size_t rule_index, const TensorInfo& tensor) {
+    const TensorRule& rule = rule_.rules[rule_index];
+    const int32_t owner = layer_owner(rule, tensor.name);
+    for (const int32_t known : slot_kinds_of_[rule_index]) {
+      const SlotKind& kind = slot_kinds_[known];
+      if (kind.layer_owner == owner && kind.example->dtype == tensor.dtype &&
+          kind.example->shape == tensor.shape)
+        return known;
+    }
+    SlotKind kind{&rule, owner, &tensor, {}, 0};
+    for (const int32_t position : positions_) {
+      kind.at.emplace_back();
+      if (!lives_at(rule, owner, rule_.mesh, position)) continue;
+      kind.at.back() = share_of(tensor, rule, rule_.mesh, position);
+      if (!kind.at.back()->box.empty()) ++kind.num_pieces;
+    }
+    slot_kinds_of_[rule_index].push_back(static_cast<int32_t>(slot_kinds_.size()));
+    slot_kinds_.push_back(std::move(kind));
+    return static_cast<int32_t>(slot_kinds_.size() - 1);
+  }
+
+  int32_t layer_owner(const TensorRule& each, const std::string& name) const {
     if (each.layer_axis < 0) return -1;
     int64_t end = 0;
-    for (size_t coordinate = 0; !numbers.empty() && coordinate < rule_.layers.size();
+    for (size_t coordinate = 0; !numbers_.empty() && coordinate < rule_.layers.size();
          ++coordinate) {
       end += rule_.layers[coordinate];
-      if (numbers.front() < end) return static_cast<int32_t>(coordinate);
+      if (numbers_.front() < end) return static_cast<int32_t>(coordinate);
     }
     throw UsageError(str_cat("'", name, "' belongs to no pipeline stage"),
                      str_cat(rule_.text, " has ", end, " layers"), "");
   }
 
-  /// A group may repeat its slots for several positions (a tied head on the last stage): what must
-  /// differ are the slots of one position, which place_group() sees in this order.
-  static void order_slots(Group& group) {
+  int32_t group_kind_of(Group& group) {
+    const auto slot = [&](const Slot& each) { return slot_kinds_[each.kind].rule->slot; };
     std::stable_sort(group.slots.begin(), group.slots.end(),
-                     [](const Slot& a, const Slot& b) { return a.rule->slot < b.rule->slot; });
+                     [&](const Slot& a, const Slot& b) { return slot(a) < slot(b); });
+    key_.clear();
+    for (const Slot& each : group.slots) key_.push_back(each.kind);
+    const auto [entry, fresh] =
+        group_kind_index_.emplace(key_, static_cast<int32_t>(group_kinds_.size()));
+    if (fresh) {
+      group_kinds_.emplace_back();
+      for (int32_t at = 0; at < num_positions_; ++at)
+        group_kinds_.back().push_back(store(group, at));
+      group_counts_.push_back(0);
+    }
+    ++group_counts_[entry->second];
+    return entry->second;
   }
 
-  void place_group(const Group& group, int32_t position) {
-    std::vector<std::pair<const Slot*, Share>>& here = here_;
-    here.clear();
-    for (const Slot& slot : group.slots) {
-      if (!lives_at(slot, rule_.mesh, position)) continue;
-      if (!here.empty() && here.back().first->rule->slot == slot.rule->slot)
-        throw UsageError(
-            "two tensors claim the same slot of a local tensor",
-            str_cat("'", spec_->tensors()[slot.tensor].name, "' in '", names_[group.name], "'"),
-            "");
-      here.emplace_back(&slot,
-                        share_of(spec_->tensors()[slot.tensor], *slot.rule, rule_.mesh, position));
+  /// A group may repeat its slots for several positions (a tied head on the last stage): what must
+  /// differ are the slots of one position.
+  std::optional<Stored> store(const Group& group, int32_t at) {
+    here_.clear();
+    for (size_t i = 0; i < group.slots.size(); ++i) {
+      const SlotKind& kind = slot_kinds_[group.slots[i].kind];
+      if (!kind.at[at]) continue;
+      if (!here_.empty() &&
+          slot_kinds_[group.slots[here_.back()].kind].rule->slot == kind.rule->slot)
+        throw UsageError("two tensors claim the same slot of a local tensor",
+                         str_cat("'", tensors_[group.slots[i].tensor].name, "' in '",
+                                 layout_->names_[group.name], "'"),
+                         "");
+      here_.push_back(i);
     }
-    if (here.empty()) return;
-    const Rank rank = rule_.mesh.ranks[position];
-    LocalTensor local{rank, group.name, spec_->tensors()[here.front().first->tensor].dtype,
-                      fused_shape(group)};
-    const Dims strides = local.shape.contiguous_strides();
+    if (here_.empty()) return std::nullopt;
+    const Rank rank = layout_->ranks_[at];
+    Stored stored{{rank, 0, tensors_[group.slots[here_.front()].tensor].dtype, joined(group, at)},
+                  {}};
+    const Dims strides = stored.local.shape.contiguous_strides();
     int64_t offset = 0;
-    for (const auto& [slot, share] : here) {
-      pieces_.push_back({slot->tensor, static_cast<int32_t>(locals_.size()), rank, share.box,
-                         Place{offset, strides}});
-      if (here.size() > 1)
-        offset += share.local_size[slot->rule->cat_dim] * strides[slot->rule->cat_dim];
+    for (const size_t i : here_) {
+      const SlotKind& kind = slot_kinds_[group.slots[i].kind];
+      const Share& share = *kind.at[at];
+      if (!share.box.empty())
+        stored.pieces.emplace_back(i, Piece{0, 0, rank, share.box, Place{offset, strides}});
+      if (here_.size() > 1)
+        offset += share.local_size[kind.rule->cat_dim] * strides[kind.rule->cat_dim];
     }
-    locals_.push_back(local);
+    return stored;
   }
 
   /// The shape of the slots in here_, joined.
-  Shape fused_shape(const Group& group) const {
-    const TensorInfo& first = spec_->tensors()[here_.front().first->tensor];
+  Shape joined(const Group& group, int32_t at) const {
+    const auto kind_at = [&](size_t i) -> const SlotKind& {
+      return slot_kinds_[group.slots[here_[i]].kind];
+    };
+    const TensorInfo& first = tensors_[group.slots[here_.front()].tensor];
     Shape shape = first.shape;
-    shape.size = here_.front().second.local_size;
+    shape.size = kind_at(0).at[at]->local_size;
     for (size_t i = 1; i < here_.size(); ++i) {
-      const TensorInfo& next = spec_->tensors()[here_[i].first->tensor];
-      const int cat_dim = here_[i].first->rule->cat_dim;
-      bool fits = next.shape.ndim == shape.ndim && next.dtype == first.dtype &&
-                  cat_dim < shape.ndim && cat_dim == here_.front().first->rule->cat_dim;
+      const TensorInfo& next = tensors_[group.slots[here_[i]].tensor];
+      const Dims& local_size = kind_at(i).at[at]->local_size;
+      const int cat_dim = kind_at(i).rule->cat_dim;
+      bool fits = next.shape.ndim == shape.ndim && next.dtype == first.dtype && cat_dim >= 0 &&
+                  cat_dim < shape.ndim && cat_dim == kind_at(0).rule->cat_dim;
       for (int dim = 0; fits && dim < shape.ndim; ++dim)
-        fits = dim == cat_dim || here_[i].second.local_size[dim] == shape.size[dim];
+        fits = dim == cat_dim || local_size[dim] == shape.size[dim];
       if (!fits)
         throw UsageError(
-            str_cat("tensors cannot be joined into '", names_[group.name], "'"),
+            str_cat("tensors cannot be joined into '", layout_->names_[group.name], "'"),
             str_cat("'", first.name, "' ", first.shape.to_string(), " ", dtype_name(first.dtype),
                     " and '", next.name, "' ", next.shape.to_string(), " ", dtype_name(next.dtype)),
             "");
-      shape.size[cat_dim] += here_[i].second.local_size[cat_dim];
+      shape.size[cat_dim] += local_size[cat_dim];
     }
+    shape.num_elems();  // throws where 63 bits do not count it
     return shape;
   }
 
+  /// Sizes locals and pieces, and finds where each position's locals and each tensor's pieces
+  /// begin.
+  void make_room() {
+    std::vector<int64_t>& begin = layout_->piece_begin_;
+    for (size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];
+    next_piece_.assign(begin.begin(), begin.end() - 1);
+    layout_->pieces_.resize(begin.back());
+    int64_t num_locals = 0, bytes = 0;
+    for (int32_t at = 0; at < num_positions_; ++at) {
+      next_local_.push_back(static_cast<int32_t>(num_locals));
+      for (size_t kind = 0; kind < group_kinds_.size(); ++kind) {
+        if (!group_kinds_[kind][at]) continue;
+        num_locals += group_counts_[kind];
+        add_bytes(group_kinds_[kind][at]->local, group_counts_[kind], bytes);
+      }
+    }
+    layout_->locals_.resize(num_locals);
+    layout_->local_begin_ = next_local_;
+    layout_->local_begin_.push_back(static_cast<int32_t>(num_locals));
+  }
+
+  void add_bytes(const LocalTensor& local, int64_t count, int64_t& bytes) const {
+    int64_t more = local.shape.num_elems();
+    if (__builtin_mul_overflow(more, dtype_bytes(local.dtype), &more) ||
+        __builtin_mul_overflow(more, count, &more) || __builtin_add_overflow(bytes, more, &bytes))
+      throw UsageError("a layout has more bytes than 63 bits count", rule_.text, "");
+  }
+
+  void place_group(const Group& group) {
+    const GroupKind& kind = group_kinds_[group.kind];
+    for (int32_t at = 0; at < num_positions_; ++at) {
+      if (!kind[at]) continue;
+      const int32_t local = next_local_[at]++;
+      layout_->locals_[local] = kind[at]->local;
+      layout_->locals_[local].name = group.name;
+      for (const auto& [slot, open] : kind[at]->pieces) {
+        const int32_t tensor = group.slots[slot].tensor;
+        Piece& piece = layout_->pieces_[next_piece_[tensor]++] = open;
+        piece.tensor = tensor;
+        piece.local = local;
+      }
+    }
+  }
+
+  /// Numbers the kinds of tensors from slot kinds, orders the pieces of tensors in several groups,
+  /// and checks what the rules leave out.
+  void finish_kinds() {
+    layout_->num_kinds_ = static_cast<int32_t>(slot_kinds_.size());
+    std::vector<bool> covered(slot_kinds_.size());
+    for (int32_t tensor = 0; tensor < static_cast<int32_t>(tensors_.size()); ++tensor) {
+      int32_t& kind = layout_->kinds_[tensor];
+      if (kind < 0) {
+        kind = layout_->num_kinds_++;
+        covered.push_back(false);
+        std::sort(layout_->pieces_.begin() + layout_->piece_begin_[tensor],
+                  layout_->pieces_.begin() + layout_->piece_begin_[tensor + 1],
+                  [](const Piece& a, const Piece& b) { return a.local < b.local; });
+      }
+      if (!covered[kind]) layout_->check_covered(tensor);
+      covered[kind] = true;
+    }
+  }
+
   const LayoutRule& rule_;
-  const SpecPtr& spec_;
+  const std::vector<TensorInfo>& tensors_;
+  std::shared_ptr<Layout> layout_;
   int32_t num_positions_ = 0;
-  std::unordered_map<std::string, std::vector<const TensorRule*>> by_template_;
+  std::vector<int32_t> positions_;  // mesh positions in rank order
+  std::unordered_map<std::string, std::vector<size_t>> by_template_;
+  std::vector<SlotKind> slot_kinds_;
+  std::vector<std::vector<int32_t>> slot_kinds_of_;  // by rule
   std::unordered_map<std::string, size_t> group_of_;
   std::vector<Group> groups_;
-  std::vector<std::pair<const Slot*, Share>> here_;
-  std::vector<std::string> names_;
-  std::vector<LocalTensor> locals_;
-  std::vector<Piece> pieces_;
+  std::map<std::vector<int32_t>, int32_t> group_kind_index_;
+  std::vector<GroupKind> group_kinds_;
+  std::vector<int64_t> group_counts_;  // groups of each kind
+  std::vector<int32_t> num_slots_;     // by tensor
+  std::vector<int64_t> next_piece_;    // by tensor
+  std::vector<int32_t> next_local_;    // by position in rank order
+  // Memory that is used again and again.
+  std::string template_, local_name_;
+  std::vector<int64_t> numbers_;
+  std::vector<int32_t> key_;
+  std::vector<size_t> here_;
 };
-
-}  // namespace
 
 LayoutPtr bind(const LayoutRule& rule, const SpecPtr& spec) { return Binder(rule, spec).run(); }
 

@@ -20,10 +20,14 @@ Shape::Shape(std::span<const int64_t> sizes) : ndim(static_cast<int>(sizes.size(
 
 int64_t Shape::num_elems() const {
   int64_t count = 1;
-  for (int dim = 0; dim < ndim; ++dim)
-    if (__builtin_mul_overflow(count, size[dim], &count))
+  bool empty = false;
+  for (int dim = 0; dim < ndim; ++dim) {
+    empty = empty || size[dim] == 0;
+    // Empty tensors have strides too, so their other dims must fit as well.
+    if (__builtin_mul_overflow(count, std::max<int64_t>(size[dim], 1), &count))
       throw UsageError("a tensor has more elements than 63 bits count", to_string(), "");
-  return count;
+  }
+  return empty ? 0 : count;
 }
 
 Dims Shape::contiguous_strides() const {
@@ -50,8 +54,11 @@ int64_t Box::num_elems() const {
 
 bool Box::contains(const Box& inner) const {
   if (inner.ndim != ndim) return false;
+  // Subtracted, not added: the end of a box from a caller or a file may not fit 64 bits.
   for (int dim = 0; dim < ndim; ++dim)
-    if (inner.start[dim] < start[dim] || inner.end(dim) > end(dim)) return false;
+    if (inner.start[dim] < start[dim] || inner.size[dim] < 0 || inner.size[dim] > size[dim] ||
+        inner.start[dim] - start[dim] > size[dim] - inner.size[dim])
+      return false;
   return true;
 }
 
@@ -111,6 +118,34 @@ void split_row_major(const Box& box, int64_t elems, std::vector<Box>& head,
     row.size[dim] = cut_rows;
   }
   tail.insert(tail.end(), behind.rbegin(), behind.rend());
+}
+
+std::optional<std::pair<size_t, size_t>> find_overlap(const Box& whole,
+                                                      std::span<const Box> parts) {
+  struct Range {  // of row-major positions in `whole`
+    int64_t first, last;
+    size_t part;
+  };
+  const Dims strides = Shape(std::span(whole.size.data(), whole.ndim)).contiguous_strides();
+  std::vector<Range> ranges(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Range& range = ranges[i] = {0, 0, i};
+    for (int dim = 0; dim < whole.ndim; ++dim) {
+      range.first += (parts[i].start[dim] - whole.start[dim]) * strides[dim];
+      range.last += (parts[i].end(dim) - 1 - whole.start[dim]) * strides[dim];
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.first < b.first; });
+  std::vector<Range> open;  // those that reach to the next one
+  for (const Range& range : ranges) {
+    std::erase_if(open, [&](const Range& other) { return other.last < range.first; });
+    for (const Range& other : open)
+      if (!intersect(parts[other.part], parts[range.part]).empty())
+        return std::pair(other.part, range.part);
+    open.push_back(range);
+  }
+  return std::nullopt;
 }
 
 Place place_within(const Place& place, const Box& outer, const Box& inner) {

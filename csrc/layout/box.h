@@ -7,8 +7,10 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hybridengine {
@@ -26,7 +28,8 @@ struct Shape {
   /// Throws UsageError on more than kMaxDims dims or a negative size.
   explicit Shape(std::span<const int64_t> sizes);
 
-  /// Number of elements. Throws UsageError where it does not fit in 63 bits.
+  /// Number of elements. Throws UsageError where it, without dims of size 0, does not fit in 63
+  /// bits.
   int64_t num_elems() const;
   /// Row-major strides in elements; dims of size 0 count as 1.
   Dims contiguous_strides() const;
@@ -61,6 +64,10 @@ void subtract(const Box& whole, const Box& hole, std::vector<Box>& rest);
 /// part is appended to `head`, what is left to `tail`, each as at most 2 * ndim - 1 boxes in
 /// row-major order. Needs 0 < elems < box.num_elems().
 void split_row_major(const Box& box, int64_t elems, std::vector<Box>& head, std::vector<Box>& tail);
+
+/// Indices of two of `parts` that have an element in common, where there are any. All of them lie
+/// within `whole` and are not empty. Quick where few parts interleave in row-major order.
+std::optional<std::pair<size_t, size_t>> find_overlap(const Box& whole, std::span<const Box> parts);
 
 /// Where a box lies in a local tensor.
 struct Place {

@@ -1,6 +1,8 @@
 #include "layout/layout.h"
 
 #include <algorithm>
+#include <tuple>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -27,7 +29,40 @@ void check_indices(const Spec& spec, const std::vector<Rank>& ranks, size_t num_
         locals[piece.local].rank != piece.rank)
       throw UsageError("a piece has a tensor, local tensor or rank that its layout lacks",
                        str_cat("tensor ", piece.tensor, ", local ", piece.local), "");
+    const TensorInfo& info = spec.tensors()[piece.tensor];
+    if (!Box(info.shape).contains(piece.box))
+      throw UsageError("a piece lies outside of its tensor",
+                       str_cat("rank ", piece.rank, ", '", info.name, "' ", info.shape.to_string()),
+                       "");
   }
+}
+
+bool in_order(const Piece& a, const Piece& b) {
+  return std::tie(a.tensor, a.rank, a.local) < std::tie(b.tensor, b.rank, b.local);
+}
+
+/// Equal for tensors of one kind, and rarely for others.
+uint64_t kind_hash(const TensorInfo& info, std::span<const Piece> pieces) {
+  uint64_t hash = static_cast<uint64_t>(info.dtype);
+  const auto mix = [&](uint64_t number) {
+    hash = (hash ^ number) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+  };
+  for (int dim = 0; dim < info.shape.ndim; ++dim) mix(info.shape.size[dim]);
+  for (const Piece& piece : pieces) {
+    mix(piece.rank);
+    for (int dim = 0; dim < piece.box.ndim; ++dim) {
+      mix(piece.box.start[dim]);
+      mix(piece.box.size[dim]);
+    }
+  }
+  return hash;
+}
+
+bool same_boxes(std::span<const Piece> a, std::span<const Piece> b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Piece& x, const Piece& y) {
+    return x.rank == y.rank && x.box == y.box;
+  });
 }
 
 }  // namespace
@@ -43,21 +78,43 @@ Layout::Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks,
       pieces_(std::move(pieces)) {
   check_indices(*spec_, ranks_, names_.size(), locals_, pieces_);
   std::erase_if(pieces_, [](const Piece& piece) { return piece.box.empty(); });
-  const auto order = [](const Piece& a, const Piece& b) {
-    return std::tie(a.tensor, a.rank, a.local) < std::tie(b.tensor, b.rank, b.local);
-  };
-  if (!std::is_sorted(pieces_.begin(), pieces_.end(), order))
-    std::stable_sort(pieces_.begin(), pieces_.end(), order);
+  if (!std::is_sorted(pieces_.begin(), pieces_.end(), in_order))
+    std::stable_sort(pieces_.begin(), pieces_.end(), in_order);
   piece_begin_.assign(spec_->tensors().size() + 1, 0);
   for (const Piece& piece : pieces_) ++piece_begin_[piece.tensor + 1];
   for (size_t i = 1; i < piece_begin_.size(); ++i) piece_begin_[i] += piece_begin_[i - 1];
+  index_locals();
+  find_kinds();
+}
+
+void Layout::index_locals() {
   local_begin_.reserve(ranks_.size() + 1);
-  int32_t next = 0;
+  auto next = locals_.begin();
   for (const Rank rank : ranks_) {
-    while (next < static_cast<int32_t>(locals_.size()) && locals_[next].rank < rank) ++next;
-    local_begin_.push_back(next);
+    next = std::partition_point(next, locals_.end(),
+                                [&](const LocalTensor& local) { return local.rank < rank; });
+    local_begin_.push_back(static_cast<int32_t>(next - locals_.begin()));
   }
   local_begin_.push_back(static_cast<int32_t>(locals_.size()));
+}
+
+void Layout::find_kinds() {
+  const auto num_tensors = static_cast<int32_t>(spec_->tensors().size());
+  std::unordered_multimap<uint64_t, int32_t> examples;  // a tensor of each kind, by hash
+  kinds_.reserve(num_tensors);
+  for (int32_t tensor = 0; tensor < num_tensors; ++tensor) {
+    const TensorInfo& info = spec_->tensors()[tensor];
+    const uint64_t hash = kind_hash(info, pieces_of(tensor));
+    auto [match, end] = examples.equal_range(hash);
+    const auto same = [&](int32_t example) {
+      const TensorInfo& other = spec_->tensors()[example];
+      return other.shape == info.shape && other.dtype == info.dtype &&
+             same_boxes(pieces_of(example), pieces_of(tensor));
+    };
+    while (match != end && !same(match->second)) ++match;
+    if (match == end) examples.emplace(hash, tensor);
+    kinds_.push_back(match == end ? num_kinds_++ : kinds_[match->second]);
+  }
 }
 
 bool Layout::has_rank(Rank rank) const {

@@ -41,8 +41,8 @@ struct Piece {
 class Layout {
  public:
   /// `locals` must be ordered by rank; `pieces` are brought into the order (tensor, rank, local)
-  /// here and empty ones dropped. Throws UsageError on an index or rank that does not exist; the
-  /// rest is for check().
+  /// here and empty ones dropped. Throws UsageError on an index or rank that does not exist, or a
+  /// box outside of its tensor; the rest is for check().
   Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks, std::vector<std::string> names,
          std::vector<LocalTensor> locals, std::vector<Piece> pieces);
 
@@ -60,9 +60,14 @@ class Layout {
   /// The pieces of one logical tensor, ascending by rank.
   std::span<const Piece> pieces_of(int32_t tensor) const;
 
+  /// Tensors of one *kind* have the same shape, element type, and boxes on the same ranks in the
+  /// same order; only places differ. What follows from boxes alone is worked out once per kind.
+  int32_t kind_of(int32_t tensor) const { return kinds_[tensor]; }
+  int32_t num_kinds() const { return num_kinds_; }
+
   /// Proves the layout: every element of every logical tensor is in some piece, every piece lies
-  /// within its local tensor, no local element is claimed twice, dtypes agree in kind. Throws
-  /// UsageError naming tensor, rank and box.
+  /// within its local tensor, no local element is claimed twice, element types agree, 63 bits count
+  /// the bytes of all ranks. Throws UsageError naming tensor, rank and box.
   void check() const;
 
   int64_t num_bytes(Rank rank) const;
@@ -73,6 +78,12 @@ class Layout {
   bool operator==(const Layout& other) const;
 
  private:
+  friend class Binder;  // fills a layout in place; what it makes needs no search for kinds
+  Layout() = default;
+  void check_covered(int32_t tensor) const;
+  void index_locals();
+  void find_kinds();
+
   std::string text_;
   SpecPtr spec_;
   std::vector<Rank> ranks_;
@@ -81,13 +92,15 @@ class Layout {
   std::vector<Piece> pieces_;
   std::vector<int32_t> local_begin_;  // by index into ranks_
   std::vector<int64_t> piece_begin_;  // by tensor
+  std::vector<int32_t> kinds_;        // by tensor
+  int32_t num_kinds_ = 0;
 };
 
 using LayoutPtr = std::shared_ptr<const Layout>;
 
 /// Runs the rule over the spec. Local tensors come in spec order (of their first slot). Throws
 /// UsageError: a tensor that no rule matches, a size that a cut cannot divide, fused slots whose
-/// other dims differ. The result is checked.
+/// other dims differ, a part of a tensor that no rank holds. The result passes check().
 LayoutPtr bind(const LayoutRule& rule, const SpecPtr& spec);
 
 }  // namespace hybridengine

@@ -1,6 +1,7 @@
 #include "layout/rule.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/error.h"
 
@@ -8,7 +9,10 @@ namespace hybridengine {
 
 int32_t Mesh::num_positions() const {
   int64_t count = 1;
-  for (const Axis& axis : axes) count *= axis.size;
+  for (const Axis& axis : axes)
+    if (axis.size < 1 || __builtin_mul_overflow(count, axis.size, &count))
+      throw UsageError("a mesh has an axis of an impossible size",
+                       str_cat(axis.name, "=", axis.size), "");
   if (count != static_cast<int64_t>(ranks.size()))
     throw UsageError("a mesh has another number of positions than of ranks",
                      str_cat(count, " positions, ", ranks.size(), " ranks"), "");
@@ -30,22 +34,22 @@ int Mesh::axis_index(const std::string& name) const {
   throw UsageError(str_cat("'", name, "' is not an axis of the mesh"), "", "It has " + names + ".");
 }
 
-std::string template_of(const std::string& name, std::vector<int64_t>& numbers) {
-  std::string result;
-  size_t begin = 0;
-  while (begin <= name.size()) {
+void find_template(std::string_view name, std::string& result, std::vector<int64_t>& numbers) {
+  result.clear();
+  numbers.clear();
+  for (size_t begin = 0; begin <= name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());
-    const std::string part = name.substr(begin, end - begin);
+    const std::string_view part = name.substr(begin, end - begin);
+    int64_t number = 0;
+    const char* const rest = std::from_chars(part.data(), part.data() + part.size(), number).ptr;
     // 18 digits fit 63 bits; a longer component is just a name.
-    const bool numeric =
-        !part.empty() && part.size() <= 18 &&
-        std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
-    if (numeric) numbers.push_back(std::stoll(part));
+    const bool numeric = !part.empty() && part.size() <= 18 && part.front() != '-' &&
+                         rest == part.data() + part.size();
+    if (numeric) numbers.push_back(number);
     if (begin > 0) result += '.';
     result += numeric ? "*" : part;
     begin = end + 1;
   }
-  return result;
 }
 
 }  // namespace hybridengine

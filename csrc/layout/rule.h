@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace hybridengine {
@@ -29,7 +30,8 @@ struct Mesh {
   std::vector<Axis> axes;   // last axis fastest
   std::vector<Rank> ranks;  // rank of each mesh position, all different
 
-  /// Product of the axis sizes. Throws UsageError unless it equals ranks.size().
+  /// Product of the axis sizes. Throws UsageError unless each is positive and it equals
+  /// ranks.size().
   int32_t num_positions() const;
   /// Coordinate of mesh position `position` along `axis`.
   int32_t coordinate(int32_t position, int axis) const;
@@ -82,8 +84,9 @@ struct LayoutRule {
   bool operator==(const LayoutRule& other) const = default;
 };
 
-/// "model.layers.7.mlp.up_proj.weight" -> "model.layers.*.mlp.up_proj.weight"; the numbers are
-/// appended to `numbers` in order. A component counts as numeric when it is digits only.
-std::string template_of(const std::string& name, std::vector<int64_t>& numbers);
+/// "model.layers.7.mlp.up_proj.weight" -> "model.layers.*.mlp.up_proj.weight", and 7. A component
+/// counts as numeric when it is digits only. Both results are overwritten: a caller with many names
+/// keeps their memory.
+void find_template(std::string_view name, std::string& result, std::vector<int64_t>& numbers);
 
 }  // namespace hybridengine

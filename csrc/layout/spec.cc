@@ -16,8 +16,13 @@ Spec::Spec(std::vector<TensorInfo> tensors,
            std::vector<std::pair<std::string, std::string>> aliases)
     : tensors_(std::move(tensors)), aliases_(std::move(aliases)) {
   index_.reserve(tensors_.size());
+  int64_t bytes = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    tensors_[i].shape.num_elems();  // throws where 63 bits do not count it
+    const auto elem_bytes = static_cast<int64_t>(dtype_bytes(tensors_[i].dtype));
+    int64_t tensor_bytes = 0;
+    if (__builtin_mul_overflow(tensors_[i].shape.num_elems(), elem_bytes, &tensor_bytes) ||
+        __builtin_add_overflow(bytes, tensor_bytes, &bytes))
+      throw UsageError("a spec has more bytes than 63 bits count", tensors_[i].name, "");
     if (!index_.emplace(tensors_[i].name, static_cast<int32_t>(i)).second)
       throw UsageError("a spec names a tensor twice", tensors_[i].name, "");
   }

@@ -27,8 +27,8 @@ struct TensorInfo {
 
 class Spec {
  public:
-  /// Throws UsageError on two tensors (or a tensor and an alias) of one name, or an alias of a
-  /// tensor that is not there.
+  /// Throws UsageError on two tensors (or a tensor and an alias) of one name, an alias of a tensor
+  /// that is not there, or more bytes than 63 bits count.
   Spec(std::vector<TensorInfo> tensors, std::vector<std::pair<std::string, std::string>> aliases);
 
   const std::vector<TensorInfo>& tensors() const { return tensors_; }

@@ -1,0 +1,83 @@
+"""arguments: what a caller of reshard passed on this rank, read and judged, to be compared.
+
+What is wrong with it goes into the statement instead of being raised: the other ranks wait for that
+statement, and all of them raise the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import hybridengine.tensors as memory
+from hybridengine._core import UsageError
+from hybridengine.agree import Part, Statement, layout_text
+from hybridengine.comm import Communicator, group_communicator
+from hybridengine.families import keeps_names
+from hybridengine.layout import Layout, LayoutRule
+from hybridengine.planning import LayoutLike, as_rule
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Layouts and memory of this rank. Without meaning where the statement has an error."""
+
+    statement: Statement
+    src: Any = None  # Layout | LayoutRule, and so is dst
+    dst: Any = None
+    held: memory.Held | None = None
+    out: dict[str, Any] | None = None
+
+
+def read_arguments(
+    src: LayoutLike,
+    dst: LayoutLike,
+    model: Any,
+    out: Mapping[str, Any] | None,
+    **options: Any,
+) -> Arguments:
+    """`options` are compared as they are. Raises nothing on wrong arguments."""
+    statement = Statement(
+        {"src": _text(src), "dst": _text(dst), **options, "dst_keeps_names": None}
+    )
+    try:
+        rules = as_rule(src, "src"), as_rule(dst, "dst")
+        keeps = isinstance(rules[1], LayoutRule) and keeps_names(rules[1].family)
+        statement.options.update(src=_text(rules[0]), dst=_text(rules[1]), dst_keeps_names=keeps)
+        memory.parse_dtype(options.get("dtype"))
+        targets = None if out is None else memory.writable(out)
+        statement.out = None if targets is None else list(targets)
+        held = None if model is None else memory.held_by(model)
+        if held is not None:
+            _state_memory(statement, held)
+        return Arguments(statement, *rules, held, targets)
+    except UsageError as error:
+        statement.error = str(error)
+        return Arguments(statement)
+
+
+def _state_memory(statement: Statement, held: memory.Held) -> None:
+    statement.rows, statement.whole = held.rows, held.whole
+    statement.aliases = held.aliases
+    statement.empty = [name for name, tensor in held.tensors.items() if tensor.numel() == 0]
+    statement.config = "" if held.config is None else held.config.save()
+
+
+def _text(layout: LayoutLike) -> str:
+    return layout.text if isinstance(layout, Layout) else str(layout)
+
+
+def layout_part(name: str, layout: Layout) -> Part:
+    return Part(name, layout.core.digest(), lambda: layout_text(layout))
+
+
+def communicator_for(comm: Communicator | None, transport: str) -> Communicator:
+    if comm is None:
+        return group_communicator(None, None if transport == "auto" else transport)
+    if transport not in ("auto", comm.transport):
+        raise UsageError(
+            f"transport={transport!r} does not fit comm, which uses {comm.transport!r}. Leave one "
+            "of them out."
+        )
+    return comm

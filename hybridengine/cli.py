@@ -1,0 +1,242 @@
+"""cli: the command `hybridengine`. Results go to stdout, everything else to stderr.
+
+Exit codes: 0; 1 where --verify finds a difference; 2 where the command was called wrongly; 3 where
+a rank died, failed or fell silent; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from hybridengine import _core
+from hybridengine._core import TimeoutError as CommTimeoutError
+from hybridengine._core import TransportError, UsageError
+from hybridengine.job import RankOutcome, ReshardJob, run_job
+from hybridengine.launch import run_local
+from hybridengine.models import Model, model_names, resolve
+from hybridengine.planning import bind_both, plan
+from hybridengine.progress import show_phases
+
+DIFFERENT, USAGE, FAILED, INTERRUPTED = 1, 2, 3, 130
+
+# Ranks are processes of this host, and a slip of the keyboard should not fill it with them.
+_MAX_LOCAL_RANKS = 256
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+# What typer raises on a command line that it cannot read.
+_CommandLineError: Any = typer.BadParameter.__base__
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+ModelOption = Annotated[
+    str, typer.Option(help="a name (see below) or the directory of a HF checkpoint or config.json")
+]
+SrcOption = Annotated[str, typer.Option(help="layout of the source, e.g. 'fsdp2(6)'")]
+DstOption = Annotated[
+    str, typer.Option(help="layout of the destination, e.g. 'vllm(tp=3,dp=2)@0-5'")
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="convert floating tensors on the way, e.g. bfloat16")
+]
+BucketOption = Annotated[str, typer.Option(help="bytes of a bucket: 32M, 512K, 1G or a number")]
+JsonOption = Annotated[
+    str | None, typer.Option("--json", help="write the numbers to this file; - is stdout")
+]
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line."""
+    try:
+        code = int(app(arguments, prog_name="hybridengine", standalone_mode=False) or 0)
+        if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
+            raise KeyboardInterrupt
+        return code
+    except _CommandLineError as error:
+        return _stop(USAGE, f"{error.format_message().rstrip('.')}. See hybridengine --help.")
+    except UsageError as error:
+        return _stop(USAGE, str(error))
+    except (TransportError, CommTimeoutError) as error:
+        return _stop(FAILED, str(error))
+    except (typer.Abort, KeyboardInterrupt):
+        return _stop(INTERRUPTED, "interrupted; no rank is left")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    """Moves exactly the weight bytes that each rank lacks, from one sharding to another."""
+    if version:
+        typer.echo(_core.build_facts()["version"])
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(name="reshard", epilog=f"Models: {', '.join(model_names())}.")
+def reshard_command(
+    model: ModelOption,
+    src: SrcOption,
+    dst: DstOption,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="compare every element with the checkpoint, by its bits"),
+    ] = False,
+    json_path: JsonOption = None,
+    bucket: BucketOption = "32M",
+    dtype: DtypeOption = None,
+    transport: Annotated[str, typer.Option(help="auto, or one that `info` lists")] = "auto",
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds without progress after which it fails")
+    ] = None,
+) -> None:
+    """Reshards a checkpoint between processes of this host, one per rank."""
+    from hybridengine.explain import render_reshard, reshard_facts
+
+    _core.check_env()
+    _check_json_path(json_path)
+    found = resolve(model)
+    job = ReshardJob(model, src, dst, dtype, parse_size(bucket), verify)
+    schedule = plan(found.spec, src, dst, dtype=dtype, bucket_bytes=job.bucket_bytes)
+    _check_weights(found)
+    outcomes = _run(job, found, None if transport == "auto" else transport, timeout)
+    facts = reshard_facts(job, outcomes, schedule.num_buckets)
+    if json_path is not None:
+        _write_json(json_path, facts)
+    if json_path != "-":
+        held = {row["rank"]: row["held_bytes"] for row in schedule.plan.certificate.ranks}
+        render_reshard(facts, held, Console())
+    if facts["mismatched_elements"]:
+        raise typer.Exit(DIFFERENT)
+
+
+@app.command(name="plan", epilog=f"Models: {', '.join(model_names())}.")
+def plan_command(
+    model: ModelOption,
+    src: SrcOption,
+    dst: DstOption,
+    dtype: DtypeOption = None,
+    bucket: BucketOption = "32M",
+    json_path: JsonOption = None,
+) -> None:
+    """Says what a reshard would move. Needs no weights, no ranks and no GPU."""
+    from hybridengine.explain import plan_facts, render_plan
+
+    _check_json_path(json_path)
+    spec = resolve(model).spec
+    source, target = bind_both(spec, src, dst, dtype)
+    schedule = plan(spec, source, target, bucket_bytes=parse_size(bucket))
+    facts = plan_facts(model, source, target, schedule)
+    if json_path is not None:
+        _write_json(json_path, facts)
+    if json_path != "-":
+        render_plan(facts, Console())
+
+
+@app.command(name="info")
+def info_command(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    environment_markdown: Annotated[
+        bool, typer.Option(help="print docs/environment.md: every variable and its meaning")
+    ] = False,
+) -> None:
+    """Says what this installation is and can do here."""
+    from hybridengine import info
+
+    if environment_markdown:
+        typer.echo(info.environment_markdown(), nl=False)
+        return
+    facts = info.collect()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        info.render(facts, Console())
+
+
+def parse_size(text: str) -> int:
+    """Bytes from '32M', '32MiB' or '33554432'. Throws UsageError."""
+    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([KMG]?)(?:iB)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{text!r} is no size. Write 33554432, 512K, 32M or 1G.")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _check_weights(model: Model) -> None:
+    if model.directory is None:
+        with_weights = [name for name in model_names() if resolve(name).directory is not None]
+        raise UsageError(
+            f"{model.name} has no weights here, only a config. `hybridengine plan` works with it; "
+            f"to reshard use {', '.join(with_weights)} or the directory of a checkpoint."
+        )
+
+
+def _run(
+    job: ReshardJob, model: Model, transport: str | None, timeout: float | None
+) -> list[RankOutcome]:
+    """The outcomes of all ranks, 0 to the largest that either side names."""
+    src, dst = bind_both(model.spec, job.src, job.dst, job.dtype)
+    world = max(*src.ranks, *dst.ranks) + 1
+    if world > _MAX_LOCAL_RANKS:
+        raise UsageError(
+            f"{job.src} -> {job.dst} needs {world} ranks, and each is a process of this host. Use "
+            f"at most {_MAX_LOCAL_RANKS}; `hybridengine plan` takes any number."
+        )
+    with _exit_on_sigterm(), show_phases() as phases:
+        phases.enter("weights")
+        model.open()
+        phases.expect("load", sum(map(src.num_bytes, src.ranks)))
+        phases.expect("compare", sum(map(dst.num_bytes, dst.ranks)))
+        phases.enter("start")
+        return run_local(
+            world, run_job, job, transport=transport, timeout=timeout, on_event=phases.on_event
+        )
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that ranks and their folder are cleared away."""
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _check_json_path(path: str | None) -> None:
+    """Throws UsageError before the work rather than after it."""
+    if path is not None and path != "-" and not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: its folder does not exist. Name another file.")
+
+
+def _write_json(path: str, facts: dict[str, Any]) -> None:
+    text = json.dumps(facts, indent=2) + "\n"
+    if path == "-":
+        typer.echo(text, nl=False)
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}. Name another file.") from error
+
+
+def _stop(code: int, reason: str) -> int:
+    """One red line on stderr."""
+    line = Text("error: " + " ".join(reason.split()), style="red")
+    Console(stderr=True).print(line, soft_wrap=True)
+    return code

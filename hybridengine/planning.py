@@ -1,0 +1,57 @@
+"""planning: what a reshard would move, from shapes alone, without ranks, weights or torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridengine import _core
+from hybridengine._core import UsageError
+from hybridengine.layout import Layout, LayoutRule
+from hybridengine.spec import Spec
+
+DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
+
+LayoutLike = Layout | LayoutRule | str
+
+
+def plan(
+    spec: Spec,
+    src: LayoutLike,
+    dst: LayoutLike,
+    *,
+    dtype: Any = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> Any:
+    """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
+
+    Throws UsageError where the layouts do not fit the spec.
+    """
+    source, target = bind_both(spec, src, dst, dtype)
+    return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
+
+
+def bind_both(
+    spec: Spec, src: LayoutLike, dst: LayoutLike, dtype: Any = None
+) -> tuple[Layout, Layout]:
+    """Both sides bound to `spec`; floating tensors of the destination as `dtype` where it is given.
+
+    Throws UsageError where a layout does not fit.
+    """
+    source, target = as_rule(src, "src"), as_rule(dst, "dst")
+    target_spec = spec if dtype is None else spec.with_dtype(dtype)
+    return (
+        source.bind(spec) if isinstance(source, LayoutRule) else source,
+        target.bind(target_spec) if isinstance(target, LayoutRule) else target,
+    )
+
+
+def as_rule(layout: LayoutLike, side: str) -> Layout | LayoutRule:
+    """A string as a rule. Throws UsageError naming `side` on anything that is no layout."""
+    if isinstance(layout, str):
+        return LayoutRule.parse(layout)
+    if isinstance(layout, (Layout, LayoutRule)):
+        return layout
+    raise UsageError(
+        f"{side} is a {type(layout).__name__}. Pass a string such as 'fsdp2(4)', a LayoutRule or a "
+        "Layout."
+    )

@@ -1,0 +1,240 @@
+"""Schedules against the oracle, their bounds, and schedules that are wrong."""
+
+import math
+
+import blobs
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layouts import bind, pairs
+
+from hybridengine import InternalError, Spec, UsageError, _core
+
+BUCKET_BYTES = st.one_of(st.integers(8, 64), st.sampled_from([100, 256, 1000, 2**15, 2**25]))
+
+
+def schedule_of(src, dst, bucket_bytes, in_order=False) -> _core.Schedule:
+    return _core.make_schedule(_core.make_plan(src.core, dst.core), bucket_bytes, in_order)
+
+
+@settings(max_examples=200)
+@given(pairs(), BUCKET_BYTES, st.booleans())
+def test_buckets_carry_every_move_once(pair, bucket_bytes, in_order):
+    schedule = schedule_of(*pair, bucket_bytes, in_order)
+    oracle.check_schedule(schedule)
+    schedule.check()
+
+
+@given(pairs(), st.integers(8, 200))
+def test_buckets_of_a_pair_are_full_but_for_the_last(pair, bucket_bytes):
+    """A cut happens only where no element fits any more, so no pair has a bucket too many."""
+    schedule = blobs.read_schedule(schedule_of(*pair, bucket_bytes).save())
+    open_bytes: dict[tuple[int, int], int] = {}
+    for bucket in sorted(schedule.buckets, key=lambda each: each.round):
+        left = open_bytes.get((bucket.src, bucket.dst), 0)
+        first = schedule.plan.moves[bucket.items[0].move]
+        each = oracle.wire_bytes(first.src_dtype, first.dst_dtype)
+        assert left // each * each < each or left == 0
+        open_bytes[bucket.src, bucket.dst] = bucket_bytes - bucket.num_bytes
+
+
+@settings(max_examples=150)
+@given(pairs(), st.integers(8, 120))
+def test_in_order_buckets_keep_to_their_window(pair, bucket_bytes):
+    """Cut what a destination receives, in plan order, into windows of bucket_bytes: all items of a
+    bucket begin in one window, and end in it but for the last element."""
+    schedule = blobs.read_schedule(schedule_of(*pair, bucket_bytes, in_order=True).save())
+    items = [
+        (item.move, number, index)
+        for number, bucket in enumerate(schedule.buckets)
+        for index, item in enumerate(bucket.items)
+    ]
+    received: dict[int, int] = {}
+    windows: dict[int, set[int]] = {}
+    for move_index, number, index in sorted(items, key=lambda row: (row[0], row[1], row[2])):
+        bucket, move = schedule.buckets[number], schedule.plan.moves[move_index]
+        each = oracle.wire_bytes(move.src_dtype, move.dst_dtype)
+        begin = received.get(bucket.dst, 0)
+        end = begin + math.prod(bucket.items[index].size) * each
+        windows.setdefault(number, set()).add(begin // bucket_bytes)
+        assert (end - each) // bucket_bytes == begin // bucket_bytes
+        received[bucket.dst] = end
+    assert all(len(each) == 1 for each in windows.values())
+    for rank in received:
+        mine = [n for n, b in enumerate(schedule.buckets) if b.dst == rank]
+        order = sorted(mine, key=lambda n: schedule.buckets[n].round)
+        window = [min(windows[n]) for n in order]
+        assert window == sorted(window)
+
+
+@given(pairs(), BUCKET_BYTES, st.booleans())
+def test_saved_schedules_are_equal_schedules(pair, bucket_bytes, in_order):
+    schedule = schedule_of(*pair, bucket_bytes, in_order)
+    loaded = _core.Schedule.load(schedule.save())
+    assert loaded == schedule
+    assert loaded.save() == schedule.save() and loaded.digest() == schedule.digest()
+    assert blobs.write_schedule(blobs.read_schedule(schedule.save())) == schedule.save()
+    for rank in range(8):
+        assert loaded.incoming(rank) == schedule.incoming(rank)
+        assert loaded.outgoing(rank) == schedule.outgoing(rank)
+
+
+def moving(*rows: tuple[str, tuple[int, ...], str], bucket_bytes: int) -> blobs.Schedule:
+    """Everything from rank 0 to rank 1."""
+    spec = Spec.from_tensors(rows)
+    plan = _core.make_plan(bind("hf@0", spec), bind("hf@1", spec))
+    return oracle.check_schedule(_core.make_schedule(plan, bucket_bytes))
+
+
+def test_a_tensor_larger_than_a_bucket_is_cut():
+    made = moving(("w", (20, 20), "float32"), bucket_bytes=1024)
+    assert [bucket.num_bytes for bucket in made.buckets] == [1024, 576]
+
+
+def test_an_exact_fit_has_no_trailer():
+    made = moving(("w", (16, 16), "float32"), bucket_bytes=1024)
+    assert [(bucket.num_bytes, len(bucket.items)) for bucket in made.buckets] == [(1024, 1)]
+
+
+def test_small_tensors_share_a_bucket_with_the_rest_of_a_large_one():
+    rows = [("a", (20, 20), "float32"), ("b", (16, 16), "float32"), ("c", (3,), "float32")]
+    made = moving(*rows, bucket_bytes=1024)
+    assert [bucket.num_bytes for bucket in made.buckets] == [1024, 1024, 588]
+    assert len(moving(*rows, bucket_bytes=2**25).buckets) == 1
+
+
+def test_offsets_are_aligned_to_the_element():
+    rows = [("a", (3,), "int8"), ("b", (1,), "float64"), ("c", (1,), "int16"), ("d", (1,), "int32")]
+    (bucket,) = moving(*rows, bucket_bytes=64).buckets
+    assert [item.offset for item in bucket.items] == [0, 8, 16, 20]
+    assert bucket.num_bytes == 24
+
+
+def test_offsets_beyond_32_bits():
+    rows = [("a", (1610612736,), "uint8"), ("b", (1610612736,), "uint8")]
+    spec = Spec.from_tensors(rows)
+    plan = _core.make_plan(bind("hf@0", spec), bind("hf@1", spec))
+    schedule = _core.make_schedule(plan, 2**40)
+    schedule.check()
+    (bucket,) = schedule.buckets
+    assert bucket["items"][1][1] == 1610612736
+    assert bucket["num_bytes"] == 3221225472
+    wide = Spec.from_tensors([("w", (65536, 32769), "bfloat16")])
+    plan = _core.make_plan(bind("hf@0", wide), bind("hf@1", wide))
+    schedule = _core.make_schedule(plan)
+    schedule.check()
+    assert sum(bucket["num_bytes"] for bucket in schedule.buckets) == 4295098368
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, -1, 3, -(2**63)])
+def test_a_bucket_must_hold_an_element(bucket_bytes):
+    spec = Spec.from_tensors([("w", (4,), "float32")])
+    plan = _core.make_plan(bind("hf@0", spec), bind("hf@1", spec))
+    with pytest.raises(ValueError, match=f"bucket_bytes is {bucket_bytes}.*4 bytes"):
+        _core.make_schedule(plan, bucket_bytes)
+
+
+def test_bucket_bytes_may_be_anything_larger():
+    spec = Spec.from_tensors([("w", (4,), "float32")])
+    plan = _core.make_plan(bind("hf@0", spec), bind("hf@1", spec))
+    for bucket_bytes in (4, 5, 2**63 - 1):
+        oracle.check_schedule(_core.make_schedule(plan, bucket_bytes))
+
+
+def test_nothing_to_move_needs_no_bucket():
+    spec = Spec.from_tensors([("a", (0, 6), "float32"), ("b", (2, 0, 3), "int8")])
+    plan = _core.make_plan(bind("fsdp2(4)", spec), bind("replicated(2)@3-4", spec))
+    assert _core.make_schedule(plan).num_buckets == 0
+    whole = Spec.from_tensors([("a", (4, 6), "float32")])
+    plan = _core.make_plan(bind("replicated(3)", whole), bind("fsdp2(3)", whole))
+    assert _core.make_schedule(plan).num_buckets == 0
+
+
+# What is wrong with a schedule must be found by its check, with a digest that fits.
+
+
+def small() -> blobs.Schedule:
+    spec = Spec.from_tensors([("a", (6, 4), "float32"), ("b", (5,), "int16")])
+    plan = _core.make_plan(bind("fsdp2(2,replicas=2)", spec), bind("fsdp2(3)@1-3", spec))
+    return blobs.read_schedule(_core.make_schedule(plan, 24).save())
+
+
+def load(schedule: blobs.Schedule, buckets: list[blobs.Bucket]) -> _core.Schedule:
+    changed = blobs.Schedule(schedule.plan, schedule.bucket_bytes, buckets)
+    return _core.Schedule.load(blobs.write_schedule(changed))
+
+
+def test_a_schedule_written_by_hand_is_a_schedule():
+    load(small(), small().buckets).check()
+
+
+def test_missing_and_repeated_buckets_and_items_are_found():
+    made = small()
+    for index, bucket in enumerate(made.buckets):
+        with pytest.raises((InternalError, UsageError)):
+            load(made, made.buckets[:index] + made.buckets[index + 1 :])
+        with pytest.raises((InternalError, UsageError)):
+            load(made, [*made.buckets, bucket])
+        with pytest.raises((InternalError, UsageError)):
+            load(made, blobs.edited(made.buckets, index, items=bucket.items[1:]))
+        with pytest.raises((InternalError, UsageError)):
+            load(made, blobs.edited(made.buckets, index, items=bucket.items + bucket.items[:1]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"src": 3},
+        {"dst": 0},
+        {"src": -1},
+        {"dst": 2**31 - 1},
+        {"step": 1},
+        {"num_bytes": 25},
+        {"num_bytes": -1},
+        {"num_bytes": 2**62},
+        {"items": ()},
+        {"round": -1},
+        {"direct": 0},
+    ],
+)
+def test_a_changed_bucket_is_found(changes):
+    made = small()
+    with pytest.raises((InternalError, UsageError)):
+        load(made, blobs.edited(made.buckets, 0, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"move": 10**6},
+        {"move": -1},
+        {"offset": -4},
+        {"offset": 2},
+        {"offset": 2**62},
+        {"start": (5, 3)},
+        {"size": (0, 4)},
+        {"size": (2**62, 2**62)},
+    ],
+)
+def test_a_changed_item_is_found(changes):
+    made = small()
+    index = next(i for i, each in enumerate(made.buckets) if len(each.items[0].size) == 2)
+    items = tuple(blobs.edited(list(made.buckets[index].items), 0, **changes))
+    writable = blobs.edited(made.buckets, index, items=items)
+    if "move" in changes:
+        items = (blobs.Item(changes["move"], 0, (0, 0), (1, 1)), *items[1:])
+        writable = blobs.edited(made.buckets, index, items=items)
+    with pytest.raises((InternalError, UsageError)):
+        load(made, writable)
+
+
+def test_items_that_overlap_and_leave_a_gap_of_the_same_size_are_found():
+    """Counting elements is not enough: the oracle of a cut is which elements it has."""
+    spec = Spec.from_tensors([("w", (4,), "int8")])
+    plan = _core.make_plan(bind("hf@0", spec), bind("hf@1", spec))
+    made = blobs.read_schedule(_core.make_schedule(plan, 2).save())
+    item = made.buckets[1].items[0]
+    shifted = (blobs.Item(item.move, item.offset, (1,), item.size),)
+    with pytest.raises(InternalError):
+        load(made, blobs.edited(made.buckets, 1, items=shifted))
