@@ -33,6 +33,7 @@ class Statement:
     whole: bool = False  # rows have the shapes of whole tensors
     aliases: list[tuple[str, str]] | None = None
     empty: list[str] | None = None  # rows without bytes here, so that nothing tells what they share
+    contiguous: bool = True  # all its tensors: others may read them where they lie
     config: str = ""  # ModelConfig.save()
     out: list[str] | None = None  # names of the tensors to write into
 

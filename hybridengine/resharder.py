@@ -81,6 +81,7 @@ class Resharder:
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
+        self._readable = [rank for rank, each in enumerate(statements) if each.contiguous]
         self._streamable = all(each.out is None for each in statements)
         self._aliases = self.spec.aliases if mine.statement.options["dst_keeps_names"] else []
         self._rows = self.dst.locals(self.comm.rank)
@@ -194,6 +195,7 @@ class Resharder:
                 targets,
                 aliased=aliased,
                 plan=self._digest,
+                readable=self._readable,
                 verify=self.verify,
             )
             execution.advance()

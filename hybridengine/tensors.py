@@ -90,7 +90,8 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...], bool]
         )
     if local.layout is not torch.strided:
         raise UsageError(f"{name!r} is {local.layout}, only strided tensors are moved.")
-    return local.detach(), shape, sharded
+    # Not detached: where a caller gives a parameter other storage (.data), runs must see it.
+    return local, shape, sharded
 
 
 def _place(tensor: torch.Tensor, local: torch.Tensor) -> tuple[Any, ...]:
@@ -152,7 +153,7 @@ def view(
     tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """A view of contiguous `tensor`, at `offset` elements from its start."""
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+    return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
 def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:

@@ -37,7 +37,9 @@ def test_layouts_by_hand_cover_and_claim_as_they_say(data):
 @given(st.data())
 def test_saved_layouts_are_equal_layouts(data):
     spec = data.draw(specs())
-    core = data.draw(st.one_of(layouts_by_hand(spec), rules().map(lambda rule: rule.bind(spec)))).core
+    core = data.draw(
+        st.one_of(layouts_by_hand(spec), rules().map(lambda rule: rule.bind(spec)))
+    ).core
     loaded = _core.Layout.load(core.save())
     assert loaded == core and loaded.save() == core.save() and loaded.digest() == core.digest()
     assert blobs.write_layout(blobs.read_layout(core.save())) == core.save()
@@ -62,7 +64,9 @@ def strided_pieces(draw, ndim):
 
 
 @settings(max_examples=400)
-@given(st.integers(1, 4).flatmap(lambda ndim: st.lists(strided_pieces(ndim), min_size=1, max_size=4)))
+@given(
+    st.integers(1, 4).flatmap(lambda ndim: st.lists(strided_pieces(ndim), min_size=1, max_size=4))
+)
 def test_claims_are_judged_as_by_counting(pieces):
     shape = tuple(max(piece[1][dim] for piece in pieces) for dim in range(len(pieces[0][1])))
     whole = ((0,) * len(shape), shape, 2048, contiguous(shape))  # covers, away from the others
@@ -144,9 +148,7 @@ def test_ranks_and_names_must_exist():
         layout((1,) * 7, (1,), [])
 
 
-@pytest.mark.parametrize(
-    "shape", [(2**63 - 1, 2), (2**32, 2**32), (2**62,), (2**21, 2**21, 2**21)]
-)
+@pytest.mark.parametrize("shape", [(2**63 - 1, 2), (2**32, 2**32), (2**62,), (2**21, 2**21, 2**21)])
 def test_more_bytes_than_63_bits_count_are_refused(shape):
     with pytest.raises(UsageError, match="63 bits"):
         Spec.from_tensors([("w", shape, "float64")])

@@ -21,9 +21,9 @@ class BoundExecution {
  public:
   BoundExecution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
                  const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
-                 uint64_t plan, bool verify, int64_t open_bytes)
+                 RunOptions options)
       : execution_(comm, std::move(schedule), tables, sources(src), targets(dst), aliased,
-                   RunOptions{plan, verify, open_bytes}) {}
+                   std::move(options)) {}
 
   py::tuple advance() {
     Event event;
@@ -78,6 +78,8 @@ py::dict to_dict(const Report& report) {
   result["staging_bytes"] = report.staging_bytes;
   result["buckets_in"] = report.buckets_in;
   result["buckets_out"] = report.buckets_out;
+  result["direct_buckets"] = report.direct_buckets;
+  result["pulled_buckets"] = report.pulled_buckets;
   result["verified_buckets"] = report.verified_buckets;
   py::list pairs;
   for (const PairBytes& pair : report.pairs)
@@ -94,8 +96,8 @@ size_t collapse(const py::list& tensors) {
   for (const py::handle tensor : tensors) {
     const TensorMemory memory = to_memory(borrow_memory(tensor));
     if (is_contiguous(memory))
-      spans.push_back({memory.data, static_cast<size_t>(memory.shape.num_elems()) *
-                                        dtype_bytes(memory.dtype)});
+      spans.push_back(
+          {memory.data, static_cast<size_t>(memory.shape.num_elems()) * dtype_bytes(memory.dtype)});
   }
   py::gil_scoped_release release;
   size_t collapsed = 0;
@@ -126,14 +128,15 @@ void bind_engine(py::module_& module) {
       .def(
           py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, SourceTables& tables,
                       const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
-                      uint64_t plan, bool verify, int64_t open_bytes) {
-            return std::make_unique<BoundExecution>(comm, std::move(schedule), tables, src, dst,
-                                                    aliased, plan, verify, open_bytes);
+                      uint64_t plan, std::vector<Rank> readable, bool verify, int64_t open_bytes) {
+            return std::make_unique<BoundExecution>(
+                comm, std::move(schedule), tables, src, dst, aliased,
+                RunOptions{plan, std::move(readable), verify, open_bytes});
           }),
           py::arg("comm"), py::arg("schedule"), py::arg("tables"), py::arg("src"), py::arg("dst"),
           py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
-          py::arg("verify") = false, py::arg("open_bytes") = 0, py::keep_alive<1, 2>(),
-          py::keep_alive<1, 4>())
+          py::arg("readable") = std::vector<Rank>{}, py::arg("verify") = false,
+          py::arg("open_bytes") = 0, py::keep_alive<1, 2>(), py::keep_alive<1, 4>())
       .def("advance", &BoundExecution::advance,
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
       .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))

@@ -20,9 +20,9 @@ constexpr milliseconds kFarewell{500};
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 [[noreturn]] void throw_different_calls(Rank peer, uint64_t call) {
-  throw TransportError(
-      "two ranks make different calls", str_cat("rank ", peer, " does another one, call ", call),
-      "Every rank must make the same resharders and run them in the same order.");
+  throw TransportError("two ranks make different calls",
+                       str_cat("rank ", peer, " does another one, call ", call),
+                       "Every rank must make the same resharders and run them in the same order.");
 }
 
 }  // namespace
@@ -207,6 +207,7 @@ void Communicator::take(Arrival&& arrival) {
       return;
     case MessageKind::kFailed:
       die_of_peer(static_cast<Rank>(arrival.message.value), arrival.message.text);
+    case MessageKind::kAddresses:
     case MessageKind::kReady:
     case MessageKind::kGranted:
     case MessageKind::kLanded:
@@ -257,11 +258,6 @@ Blob Communicator::receive_blob(Rank peer) {
   }
   transport_->board(rank_)->waiting_for = -1;
   made_progress();
-  return take_blob(peer);
-}
-
-Blob Communicator::take_blob(Rank peer) {
-  if (peers_[peer].blobs.empty()) die_of_peer(peer, "it did not send what it announced");
   Complete received = std::move(peers_[peer].blobs.front());
   peers_[peer].blobs.pop_front();
   if (received.call != call_) throw_different_calls(peer, call_);

@@ -68,11 +68,6 @@ class Communicator {
   /// through rank 0.
   std::vector<Blob> all_gather(const Blob& mine);
 
-  /// Sends a blob to one peer, which takes it with take_blob() in the same call.
-  void send_blob(Rank peer, const Blob& blob);
-  /// A blob that the peer sent before a message that has been drained: it is here.
-  Blob take_blob(Rank peer);
-
   /// Sends within the current call (the call number is filled in).
   void send(Rank peer, Message message);
   /// Waits until there is a message of the current call. `peers_owing` are the ranks it is waiting
@@ -95,6 +90,7 @@ class Communicator {
   void take_blob_part(Rank peer, const Message& message);
   bool has_message() const;
   Blob receive_blob(Rank peer);
+  void send_blob(Rank peer, const Blob& blob);
 
   void check_alive() const;
   void check_lost(std::span<const Rank> peers_owing);

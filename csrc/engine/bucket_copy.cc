@@ -68,6 +68,8 @@ void Execution::note_received(int32_t id, Rank peer) {
   incoming_[id].open = false;
   ++landed_;
   ++report_.buckets_in;
+  if (incoming_[id].way == Way::kDirect) ++report_.direct_buckets;
+  if (incoming_[id].way == Way::kPull) ++report_.pulled_buckets;
   report_.received_bytes += bucket_of(id).num_bytes;
   pair(peer).received_bytes += bucket_of(id).num_bytes;
 }

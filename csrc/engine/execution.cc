@@ -63,7 +63,6 @@ void Execution::count_buckets() {
   incoming_.resize(schedule_->buckets().size());
   outgoing_open_.assign(schedule_->buckets().size(), false);
   for (const int32_t id : schedule_->outgoing(rank_)) outgoing_open_[id] = true;
-  PeerMemory* peers = comm_.transport().peer_memory();
   int64_t largest = 0;
   for (const int32_t id : schedule_->incoming(rank_)) {
     const Bucket& bucket = bucket_of(id);
@@ -71,8 +70,7 @@ void Execution::count_buckets() {
     incoming.open = true;
     if (segment_ && bucket.direct)
       incoming.way = Way::kDirect;
-    else if (peers && comm_.transport().caps().pull && !streaming() && bucket.direct &&
-             peers->readable(bucket.src) && pulls_well(bucket))
+    else if (may_pull(bucket))
       incoming.way = Way::kPull;
     if (incoming.way == Way::kSlot) {
       slot_buckets_.push_back(id);
@@ -82,6 +80,12 @@ void Execution::count_buckets() {
       targets_[local_of(move_of(item))].missing_bytes += item_bytes(move_of(item), item);
   }
   make_slots(std::min<size_t>(kSlots, slot_buckets_.size()), largest);
+}
+
+bool Execution::may_pull(const Bucket& bucket) const {
+  return comm_.transport().caps().pull && !streaming() && bucket.direct &&
+         std::ranges::find(options_.readable, bucket.src) != options_.readable.end() &&
+         comm_.transport().peer_memory()->readable(bucket.src) && pulls_well(bucket);
 }
 
 void Execution::make_slots(size_t count, int64_t largest_bytes) {
@@ -137,11 +141,20 @@ void Execution::announce_ready() {
   for (const int32_t id : schedule_->outgoing(rank_)) {
     const Bucket& bucket = bucket_of(id);
     if (!bucket.direct) continue;
-    if (const Blob* news = tables_.news_for(bucket.dst)) comm_.send_blob(bucket.dst, *news);
+    if (const Blob* news = tables_.news_for(bucket.dst)) send_addresses(bucket.dst, *news);
     Message ready = message(MessageKind::kReady, id);
     ready.offset = tables_.digest();
     if (options_.verify) ready.value = digest_of_source(bucket, nullptr);
     comm_.send(bucket.dst, ready);
+  }
+}
+
+void Execution::send_addresses(Rank peer, const Blob& table) {
+  Message part = message(MessageKind::kAddresses, 0);
+  part.value = table.size();
+  for (; part.offset < table.size(); part.offset += part.text.size()) {
+    part.text = table.substr(part.offset, kMaxTextBytes);
+    comm_.send(peer, part);
   }
 }
 
@@ -236,15 +249,16 @@ bool Execution::take(const Message& message, Rank peer) {
   const Bucket& bucket = bucket_of(id);
   Incoming& incoming = incoming_[id];
   switch (message.kind) {
-    case MessageKind::kReady: {
-      if (bucket.src != peer || bucket.dst != rank_) return false;
-      if (!tables_.knows(peer, message.offset))
-        tables_.set_peer(schedule_->plan().src(), peer, message.offset, comm_.take_blob(peer));
+    case MessageKind::kAddresses:
+      tables_.add_part(schedule_->plan().src(), peer, message.text, message.offset, message.value);
+      return true;
+    case MessageKind::kReady:
+      if (bucket.src != peer || bucket.dst != rank_ || !tables_.knows(peer, message.offset))
+        return false;
       if (incoming.way != Way::kPull) return true;
       if (!incoming.granted) pulls_.push_back(message);
       incoming.granted = true;
       return true;
-    }
     case MessageKind::kGranted:
       if (!outgoing_open_[id] || bucket.dst != peer) return false;
       send_bucket(message, peer);

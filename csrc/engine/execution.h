@@ -47,6 +47,9 @@ struct Event {
 struct RunOptions {
   /// Digest of the schedule: a peer that runs another one is an error before the first byte.
   uint64_t plan = 0;
+  /// Ranks whose source tensors are contiguous: only these are read where they lie, for stretches
+  /// of memory are then as long as the layouts say.
+  std::vector<Rank> readable;
   bool verify = false;  // compare a digest of every bucket between both ends
   /// Destination tensors are asked for one by one (kNeed) and handed back in order (kFinished); the
   /// bytes between the two stay below this, or one bucket's tensors. 0: all are given at the start.
@@ -88,10 +91,12 @@ class Execution {
   // execution.cc: the order of things
   void take_memory(std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased);
   void count_buckets();
+  bool may_pull(const Bucket& bucket) const;
   void make_slots(size_t count, int64_t largest_bytes);
   void start();
   void grant_directly();
   void announce_ready();
+  void send_addresses(Rank peer, const Blob& table);
   std::optional<Event> grant_slots();
   std::optional<Event> hand_over();
   std::optional<Event> open_up_to(int32_t local);

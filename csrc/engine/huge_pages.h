@@ -9,8 +9,8 @@
 namespace hybridengine {
 
 /// Asks the kernel to back the whole 2 MB stretches of `memory` with huge pages, now
-/// (MADV_COLLAPSE, Linux 6.1). The contents stay. Returns the bytes that are backed so afterwards; 0
-/// where the kernel cannot.
+/// (MADV_COLLAPSE, Linux 6.1). The contents stay. Returns the bytes that are backed so afterwards;
+/// 0 where the kernel cannot.
 size_t collapse_to_huge_pages(Span memory);
 
 }  // namespace hybridengine

@@ -10,6 +10,27 @@ int64_t num_bytes(const Shape& shape, Dtype dtype) {
   return shape.num_elems() * static_cast<int64_t>(dtype_bytes(dtype));
 }
 
+std::vector<TensorMemory> decode_table(const Layout& layout, Rank peer, const Blob& blob) {
+  const auto [begin, end] = layout.locals_of(peer);
+  std::vector<TensorMemory> tensors;
+  tensors.reserve(end - begin);
+  try {
+    BlobReader reader(blob);
+    for (int32_t i = begin; i < end; ++i) {
+      const LocalTensor& local = layout.locals()[i];
+      TensorMemory memory{
+          reinterpret_cast<std::byte*>(reader.get<uint64_t>()), local.shape, {}, local.dtype};
+      for (int dim = 0; dim < local.shape.ndim; ++dim) memory.strides[dim] = reader.get<int64_t>();
+      tensors.push_back(memory);
+    }
+    reader.finish();
+  } catch (const UsageError& error) {
+    throw TransportError("a peer sent addresses that do not fit its layout",
+                         str_cat("rank ", peer, ", ", error.what()), "");
+  }
+  return tensors;
+}
+
 }  // namespace
 
 std::vector<int64_t> packed_offsets(const Layout& layout, Rank rank) {
@@ -60,25 +81,17 @@ bool SourceTables::knows(Rank peer, uint64_t digest) const {
   return found != theirs_.end() && found->second.digest == digest;
 }
 
-void SourceTables::set_peer(const Layout& layout, Rank peer, uint64_t digest, const Blob& blob) {
-  const auto [begin, end] = layout.locals_of(peer);
-  std::vector<TensorMemory> tensors;
-  tensors.reserve(end - begin);
-  try {
-    BlobReader reader(blob);
-    for (int32_t i = begin; i < end; ++i) {
-      const LocalTensor& local = layout.locals()[i];
-      TensorMemory memory{
-          reinterpret_cast<std::byte*>(reader.get<uint64_t>()), local.shape, {}, local.dtype};
-      for (int dim = 0; dim < local.shape.ndim; ++dim) memory.strides[dim] = reader.get<int64_t>();
-      tensors.push_back(memory);
-    }
-    reader.finish();
-  } catch (const UsageError& error) {
-    throw TransportError("a peer sent addresses that do not fit its layout",
-                         str_cat("rank ", peer, ", ", error.what()), "");
-  }
-  theirs_[peer] = {digest, std::move(tensors)};
+void SourceTables::add_part(const Layout& layout, Rank peer, std::string_view part, uint64_t offset,
+                            uint64_t total_bytes) {
+  Theirs& theirs = theirs_[peer];
+  if (offset == 0) theirs.arriving.clear();
+  if (offset != theirs.arriving.size() || offset + part.size() > total_bytes)
+    throw TransportError("a peer sent its addresses out of order", str_cat("rank ", peer), "");
+  theirs.arriving.append(part);
+  if (theirs.arriving.size() < total_bytes) return;
+  theirs.digest = digest_of(theirs.arriving);
+  theirs.tensors = decode_table(layout, peer, theirs.arriving);
+  theirs.arriving = {};
 }
 
 }  // namespace hybridengine

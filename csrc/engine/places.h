@@ -37,14 +37,17 @@ class SourceTables {
   const Blob* news_for(Rank peer);
 
   bool knows(Rank peer, uint64_t digest) const;
-  /// Throws TransportError where `blob` is no table for `locals` tensors of `layout`.
-  void set_peer(const Layout& layout, Rank peer, uint64_t digest, const Blob& blob);
+  /// Takes the next part of a peer's table, which has `total_bytes`. Throws TransportError where
+  /// the parts do not fit together, or are no table of the peer's tensors in `layout`.
+  void add_part(const Layout& layout, Rank peer, std::string_view part, uint64_t offset,
+                uint64_t total_bytes);
   const TensorMemory& of_peer(Rank peer, int32_t local) const {
     return theirs_.at(peer).tensors[local];
   }
 
  private:
   struct Theirs {
+    Blob arriving;
     uint64_t digest = 0;
     std::vector<TensorMemory> tensors;
   };

@@ -40,14 +40,15 @@ struct Board {
 };
 
 enum class MessageKind : uint32_t {
-  kBlob,      // part of a blob (comm)
-  kReady,     // engine: bucket may be read where it lies; `offset` is the digest of the addresses
-  kGranted,   // engine: bucket may be written: to its places in segment `value`, or, where that is
-              // 0, at `offset` of my staging
-  kLanded,    // engine: bucket's bytes are there; `value` is their digest when verifying
-  kReleased,  // engine: bucket has been read
-  kFailed,    // comm: the sender has failed; text follows as a blob part
-  kBye,       // the sender closes in an orderly way
+  kBlob,       // part of a blob (comm)
+  kAddresses,  // engine: part of a table of addresses, as text; `offset` of `value` bytes
+  kReady,      // engine: bucket may be read where it lies; `offset` is the digest of the addresses
+  kGranted,    // engine: bucket may be written: to its places in segment `value`, or, where that is
+               // 0, at `offset` of my staging
+  kLanded,     // engine: bucket's bytes are there; `value` is their digest when verifying
+  kReleased,   // engine: bucket has been read
+  kFailed,     // comm: the sender has failed; text follows as a blob part
+  kBye,        // the sender closes in an orderly way
 };
 
 /// A message is small and of fixed size; `text` (at most kMaxTextBytes) rides along when not empty.
