@@ -74,7 +74,7 @@ def test_every_way_gives_the_same_bytes(transport, source_kind, out_kind):
     results = run_ranks(4, move, source_kind, out_kind, 3, transport=transport)
     assert results[0] == [(0, 0, 0)] * 3  # no destination
     for buckets, direct, pulled in results[2] + results[3]:
-        assert buckets > 2
+        assert buckets >= 2
         assert direct == (0 if out_kind == "torch" else buckets)
         reads = out_kind == "torch" and source_kind == "contiguous" and transport != "shm"
         assert (pulled > 0) == reads
