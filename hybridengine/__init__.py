@@ -14,6 +14,7 @@ from hybridengine.report import Report
 from hybridengine.spec import Spec
 
 if TYPE_CHECKING:
+    from hybridengine.fresh import empty
     from hybridengine.resharder import Resharder, reshard
 
 __all__ = [
@@ -29,11 +30,12 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "UsageError",
+    "empty",
     "plan",
     "reshard",
 ]
 
-_NEED_TORCH = ("Resharder", "reshard")
+_NEED_TORCH = {"Resharder": "resharder", "empty": "fresh", "reshard": "resharder"}
 
 
 def __getattr__(name: str) -> Any:
@@ -41,7 +43,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module("hybridengine.resharder")
-    for each in _NEED_TORCH:
-        globals()[each] = getattr(module, each)
+    globals()[name] = getattr(import_module(f"hybridengine.{_NEED_TORCH[name]}"), name)
     return globals()[name]

@@ -34,6 +34,7 @@ class Statement:
     aliases: list[tuple[str, str]] | None = None
     empty: list[str] | None = None  # rows without bytes here, so that nothing tells what they share
     uncut: list[str] | None = None  # rows that are whole here although others are sharded
+    contiguous: bool = True  # all its tensors: others may read them where they lie
     config: str = ""  # ModelConfig.save()
     out: list[str] | None = None  # names of the tensors to write into
     out_uncut: list[str] | None = None

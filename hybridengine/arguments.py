@@ -71,6 +71,7 @@ def _state_memory(statement: Statement, held: memory.Held) -> None:
     statement.rows, statement.whole = held.rows, held.whole
     statement.aliases, statement.uncut = held.aliases, held.uncut
     statement.empty = [name for name, tensor in held.tensors.items() if tensor.numel() == 0]
+    statement.contiguous = all(tensor.is_contiguous() for tensor in held.tensors.values())
     statement.config = "" if held.config is None else held.config.save()
 
 

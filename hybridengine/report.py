@@ -24,6 +24,8 @@ class Report:
     staging_bytes: int  # memory beyond source and destination
     buckets_in: int
     buckets_out: int
+    direct_buckets: int  # of buckets_in: written in place by the source
+    pulled_buckets: int  # of buckets_in: read where they lay
     verified_buckets: int  # whose digest was compared, with verify=True
     pairs: list[tuple[int, int, int]]  # (peer, received bytes, sent bytes)
     tensors_sent: int  # source tensors of the model

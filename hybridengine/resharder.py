@@ -23,6 +23,7 @@ from hybridengine.agree import (
 )
 from hybridengine.arguments import communicator_for, layout_part, read_arguments
 from hybridengine.comm import Communicator
+from hybridengine.fresh import FreshTensors
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.names import canonical_names, check_matched
 from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
@@ -63,6 +64,7 @@ class Resharder:
         self.verify, self.timeout, self.alias = verify, timeout, alias
         self.report: Report | None = None
         self._stream_schedule: tuple[Any, int] | None = None
+        self._tables = _core.SourceTables()
         with self.comm.between_calls():
             mine = read_arguments(
                 src,
@@ -87,10 +89,16 @@ class Resharder:
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
+        self._readable = [rank for rank, each in enumerate(statements) if each.contiguous]
         self._streamable = all(each.out is None for each in statements)
         names = mine.statement.options["dst_names"]
         kept = names == "kept" or (names == "plain" and self.spec.config is None)
         self._aliases = self.spec.aliases if kept else []
+        self._rows = self.dst.locals(self.comm.rank)
+        self._names = [name for name, _, _ in self._rows]
+        self._padded = set(self.dst.core.padded(self.comm.rank))
+        self._aliased = [i for i, name in enumerate(self._names) if name in self._views]
+        self._fresh = FreshTensors(self.dst, self.comm)
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
@@ -185,36 +193,27 @@ class Resharder:
         Throws TransportError or TimeoutError where a rank fails; the destination is then undefined
         and the communicator dead.
         """
-        rows = self.dst.locals(self.comm.rank)
-        aliased = [i for i, (name, _, _) in enumerate(rows) if name in self._views]
+        aliased = self._aliased if self._targets is None else []
         with self.comm.call(self.timeout):
             targets = self._targets
             if targets is None:
-                targets = self._fresh_targets(rows)
-            else:
-                aliased = []
+                targets = self._fresh.make()
+                for i in aliased:
+                    targets[i] = self._views[self._names[i]]
             execution = _core.Execution(
                 self.comm.core,
                 self.schedule,
+                self._tables,
                 self._sources,
                 targets,
                 aliased=aliased,
                 plan=self._digest,
+                readable=self._readable,
                 verify=self.verify,
             )
             execution.advance()
-        self._set_report(execution, [rows[i][0] for i in aliased])
-        result = {name: tensor for (name, _, _), tensor in zip(rows, targets, strict=True)}
-        return self._with_aliases(result)
-
-    def _fresh_targets(self, rows: list[memory.Row]) -> list[Any]:
-        padded = set(self.dst.core.padded(self.comm.rank))
-        return [
-            self._views[name]
-            if name in self._views
-            else memory.allocate(shape, dtype, zeroed=name in padded)
-            for name, shape, dtype in rows
-        ]
+        self._set_report(execution, [self._names[i] for i in aliased])
+        return self._with_aliases(dict(zip(self._names, targets, strict=True)))
 
     def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
         """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
@@ -234,14 +233,13 @@ class Resharder:
             schedule = _core.make_schedule(self.plan, size, in_order=True)
             self._stream_schedule = (schedule, schedule.digest())
         schedule, digest = self._stream_schedule
-        rows = self.dst.locals(self.comm.rank)
-        padded = set(self.dst.core.padded(self.comm.rank))
         second = {name: alias for alias, name in self._aliases}
         open_tensors: dict[int, Any] = {}
         with self.comm.call(self.timeout):
             execution = _core.Execution(
                 self.comm.core,
                 schedule,
+                self._tables,
                 self._sources,
                 [],
                 plan=digest,
@@ -250,9 +248,9 @@ class Resharder:
             )
             while (event := execution.advance())[0] != "done":
                 kind, local = event
-                name, shape, dtype = rows[local]
+                name, shape, dtype = self._rows[local]
                 if kind == "need":
-                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in padded)
+                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in self._padded)
                     execution.provide(local, open_tensors[local])
                     continue
                 tensor = open_tensors.pop(local)

@@ -6,6 +6,7 @@ tensors share storage. Names and shapes leave it as plain values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,8 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
         )
     if local.layout is not torch.strided:
         raise UsageError(f"{name!r} is {local.layout}, only strided tensors are moved.")
-    return local.detach(), shape
+    # Not detached: where a caller gives a parameter other storage (.data), runs must see it.
+    return local, shape
 
 
 def _place(tensor: torch.Tensor, local: torch.Tensor) -> tuple[Any, ...]:
@@ -150,11 +152,24 @@ def allocate(shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> tor
     return make(shape, dtype=getattr(torch, dtype))
 
 
+def in_segment(segment: Any, rows: list[Row], offsets: list[int]) -> list[torch.Tensor]:
+    """Tensors of those shapes and dtypes at `offsets` (bytes) of a segment, which they keep."""
+    if offsets[-1] == 0:
+        return [allocate(shape, dtype) for _, shape, dtype in rows]
+    base = torch.frombuffer(segment, dtype=torch.uint8)
+    tensors = []
+    for (_, shape, dtype), start, end in zip(rows, offsets, offsets[1:], strict=False):
+        size = math.prod(shape) * getattr(torch, dtype).itemsize
+        part = base[start : start + size] if end > start else base[:0]
+        tensors.append(part.view(getattr(torch, dtype)).view(shape))
+    return tensors
+
+
 def view(
     tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """A view of contiguous `tensor`, at `offset` elements from its start."""
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+    return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
 def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:

@@ -195,7 +195,7 @@ def _carry(run: Run, schedule: blobs.Schedule, bucket: blobs.Bucket) -> None:
         count = math.prod(item.size) * each
         assert (move.src, move.dst, move.step) == (bucket.src, bucket.dst, bucket.step)
         assert count > 0 and item.offset % each == 0
-        assert 0 <= item.offset and item.offset + count <= bucket.num_bytes
+        assert item.offset >= 0 and item.offset + count <= bucket.num_bytes
         assert not taken[item.offset : item.offset + count].any()
         taken[item.offset : item.offset + count] = True
         plain = plain and move.src_dtype == move.dst_dtype
@@ -214,7 +214,9 @@ def _check_rounds(core_schedule, schedule: blobs.Schedule) -> None:
         ):
             rounds = [(buckets[i].step, buckets[i].round) for i in ids]
             assert rounds == sorted(rounds)
-            assert sorted(ids) == [i for i, each in enumerate(buckets) if getattr(each, end) == rank]
+            assert sorted(ids) == [
+                i for i, each in enumerate(buckets) if getattr(each, end) == rank
+            ]
     for end in ("src", "dst"):
         seen = [(bucket.step, bucket.round, getattr(bucket, end)) for bucket in buckets]
         assert len(seen) == len(set(seen))

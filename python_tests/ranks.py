@@ -48,7 +48,12 @@ class Ranks:
     """N processes that run one function each; for tests that kill some of them."""
 
     def __init__(
-        self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 20
+        self,
+        world: int,
+        function: Callable[..., Any],
+        *args: Any,
+        transport: str = "shm",
+        timeout: float = 20,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         path = str(Path(self._folder.name) / "store")
@@ -58,7 +63,7 @@ class Ranks:
             ours, theirs = _context.Pipe(duplex=False)
             process = _context.Process(
                 target=_rank_main,
-                args=(theirs, path, rank, world, timeout, function, args),
+                args=(theirs, path, rank, world, transport, timeout, function, args),
                 daemon=True,
             )
             process.start()
@@ -105,6 +110,7 @@ def _rank_main(
     path: str,
     rank: int,
     world: int,
+    transport: str,
     timeout: float,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -112,7 +118,9 @@ def _rank_main(
     from torch.distributed import FileStore
 
     try:
-        comm = Communicator(FileStore(path, world), rank, world, transport="shm", timeout=timeout)
+        comm = Communicator(
+            FileStore(path, world), rank, world, transport=transport, timeout=timeout
+        )
         value = function(comm, *args)
         comm.close()
         pipe.send(("ok", value))
@@ -155,8 +163,8 @@ def outcomes_of(
     limit: float = 60,
 ) -> list[Any]:
     """As Ranks.results(), for ranks of either kind."""
-    if transport == "shm":
-        return Ranks(world, function, *args, timeout=timeout).results(limit)
+    if transport not in ("loopback", "null"):
+        return Ranks(world, function, *args, transport=transport, timeout=timeout).results(limit)
     return thread_outcomes(world, function, *args, transport=transport, timeout=timeout)
 
 

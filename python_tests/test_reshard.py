@@ -11,7 +11,7 @@ import hybridengine
 from hybridengine import Communicator, Layout, Resharder, Spec, reshard
 
 
-@pytest.fixture(params=["loopback", "shm"])
+@pytest.fixture(params=["loopback", "shm", "cma"])
 def transport(request) -> str:
     return request.param
 

@@ -16,7 +16,7 @@ import hybridengine.tensors as memory
 from hybridengine import Communicator, Layout, Resharder, Spec, UsageError, reshard
 
 
-@pytest.fixture(params=["loopback", "shm"])
+@pytest.fixture(params=["loopback", "shm", "cma"])
 def transport(request) -> str:
     return request.param
 

@@ -39,10 +39,10 @@ def pair(transport: str, group: str = "pair") -> list:
 
 
 def test_registry():
-    assert list(ROWS) == ["shm", "loopback", "null"]
+    assert list(ROWS) == ["cma", "shm", "loopback", "null"]
     assert ROWS["loopback"]["available"] and ROWS["null"]["available"]
     assert _core.Endpoint.make("auto", 0, 1, "g").caps["processes"]
-    with pytest.raises(_core.UsageError, match=r"'infiniband'.*auto, shm, loopback, null"):
+    with pytest.raises(_core.UsageError, match=r"'infiniband'.*auto, cma, shm, loopback, null"):
         _core.Endpoint.make("infiniband", 0, 1, "g")
 
 

@@ -209,7 +209,7 @@ def test_another_user_is_refused(shm):
     [
         ("short", "a message of 7 bytes"),
         ("long", "a message longer than any"),
-        ("kind", "a message of kind 6"),
+        ("kind", "a message of kind 8"),
         ("length", "a text of 0 bytes said to have 1099511627776"),
         ("hello", "a second hello"),
         ("no memory", "no descriptor came with it"),

@@ -94,7 +94,7 @@ def send_nonsense(connection: socket.socket, sort: str) -> None:
     elif sort == "long":
         connection.send(frame(1) + b"x" * 40_000)
     elif sort == "kind":
-        connection.send(frame(6))
+        connection.send(frame(8))
     elif sort == "length":
         connection.send(frame(1, text_bytes=2**40))
     elif sort == "hello":

@@ -21,7 +21,7 @@ from typing import Any
 from hybridengine import _core
 
 CONNECT_TIMEOUT_S = 30.0
-BLOB, GRANTED, LANDED, RELEASED, FAILED, BYE = range(6)  # kinds of messages
+BLOB, ADDRESSES, READY, GRANTED, LANDED, RELEASED, FAILED, BYE = range(8)  # kinds of messages
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])

@@ -63,6 +63,10 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("dead", &Communicator::dead)
       .def_property_readonly("transport",
                              [](Communicator& comm) { return comm.transport().name(); })
+      .def_property_readonly("direct",
+                             [](Communicator& comm) { return comm.transport().caps().direct; })
+      .def_property_readonly("pull",
+                             [](Communicator& comm) { return comm.transport().caps().pull; })
       .def("address", [](Communicator& comm) { return py::bytes(comm.address()); })
       .def(
           "connect",

@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "bindings/memory.h"
 #include "engine/execution.h"
+#include "engine/huge_pages.h"
 
 namespace py = pybind11;
 
@@ -18,11 +19,11 @@ TensorMemory to_memory(const BorrowedMemory& borrowed) {
 /// Holds the Python tensors for as long as the execution knows their addresses.
 class BoundExecution {
  public:
-  BoundExecution(Communicator& comm, SchedulePtr schedule, const py::list& src, const py::list& dst,
-                 const std::vector<int32_t>& aliased, uint64_t plan, bool verify,
-                 int64_t open_bytes)
-      : execution_(comm, std::move(schedule), sources(src), targets(dst), aliased,
-                   RunOptions{plan, verify, open_bytes}) {}
+  BoundExecution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
+                 const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
+                 RunOptions options)
+      : execution_(comm, std::move(schedule), tables, sources(src), targets(dst), aliased,
+                   std::move(options)) {}
 
   py::tuple advance() {
     Event event;
@@ -77,6 +78,8 @@ py::dict to_dict(const Report& report) {
   result["staging_bytes"] = report.staging_bytes;
   result["buckets_in"] = report.buckets_in;
   result["buckets_out"] = report.buckets_out;
+  result["direct_buckets"] = report.direct_buckets;
+  result["pulled_buckets"] = report.pulled_buckets;
   result["verified_buckets"] = report.verified_buckets;
   py::list pairs;
   for (const PairBytes& pair : report.pairs)
@@ -87,17 +90,53 @@ py::dict to_dict(const Report& report) {
 
 }  // namespace
 
+/// Bytes of contiguous tensors that lie in huge pages afterwards.
+size_t collapse(const py::list& tensors) {
+  std::vector<Span> spans;
+  for (const py::handle tensor : tensors) {
+    const TensorMemory memory = to_memory(borrow_memory(tensor));
+    if (is_contiguous(memory))
+      spans.push_back(
+          {memory.data, static_cast<size_t>(memory.shape.num_elems()) * dtype_bytes(memory.dtype)});
+  }
+  py::gil_scoped_release release;
+  size_t collapsed = 0;
+  for (const Span& span : spans) collapsed += collapse_to_huge_pages(span);
+  return collapsed;
+}
+
 void bind_engine(py::module_& module) {
+  module.def("collapse", &collapse, py::arg("tensors"),
+             "Backs tensors with huge pages where the kernel can; returns the bytes that are.");
+  py::class_<SourceTables>(module, "SourceTables", "Addresses told to peers, kept from run to run.")
+      .def(py::init<>());
+  py::class_<Segment, SegmentPtr>(module, "Segment", py::buffer_protocol(),
+                                  "Memory that peers may map; a writable buffer.")
+      .def(py::init(&Segment::make), py::arg("num_bytes"))
+      .def_buffer([](Segment& segment) {
+        return py::buffer_info(reinterpret_cast<unsigned char*>(segment.span().data),
+                               static_cast<py::ssize_t>(segment.span().bytes));
+      });
+  module.def(
+      "packed_offsets",
+      [](const std::shared_ptr<Layout>& layout, Rank rank) {
+        return packed_offsets(*layout, rank);
+      },
+      py::arg("layout"), py::arg("rank"),
+      "Byte offsets of a rank's local tensors in a segment, and one past the last.");
   py::class_<BoundExecution>(module, "Execution", "One rank's part of one run of a schedule.")
-      .def(py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, const py::list& src,
-                       const py::list& dst, const std::vector<int32_t>& aliased, uint64_t plan,
-                       bool verify, int64_t open_bytes) {
-             return std::make_unique<BoundExecution>(comm, std::move(schedule), src, dst, aliased,
-                                                     plan, verify, open_bytes);
-           }),
-           py::arg("comm"), py::arg("schedule"), py::arg("src"), py::arg("dst"),
-           py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
-           py::arg("verify") = false, py::arg("open_bytes") = 0, py::keep_alive<1, 2>())
+      .def(
+          py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, SourceTables& tables,
+                      const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
+                      uint64_t plan, std::vector<Rank> readable, bool verify, int64_t open_bytes) {
+            return std::make_unique<BoundExecution>(
+                comm, std::move(schedule), tables, src, dst, aliased,
+                RunOptions{plan, std::move(readable), verify, open_bytes});
+          }),
+          py::arg("comm"), py::arg("schedule"), py::arg("tables"), py::arg("src"), py::arg("dst"),
+          py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
+          py::arg("readable") = std::vector<Rank>{}, py::arg("verify") = false,
+          py::arg("open_bytes") = 0, py::keep_alive<1, 2>(), py::keep_alive<1, 4>())
       .def("advance", &BoundExecution::advance,
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
       .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))

@@ -207,6 +207,8 @@ void Communicator::take(Arrival&& arrival) {
       return;
     case MessageKind::kFailed:
       die_of_peer(static_cast<Rank>(arrival.message.value), arrival.message.text);
+    case MessageKind::kAddresses:
+    case MessageKind::kReady:
     case MessageKind::kGranted:
     case MessageKind::kLanded:
     case MessageKind::kReleased:

@@ -27,6 +27,8 @@ struct Report {
   int64_t staging_bytes = 0;  // memory beyond source and destination
   int64_t buckets_in = 0;
   int64_t buckets_out = 0;
+  int64_t direct_buckets = 0;  // of those in: written in place by the source
+  int64_t pulled_buckets = 0;  // of those in: read where they lay
   int64_t verified_buckets = 0;
   std::vector<PairBytes> pairs;  // peers with payload, ascending
 };

@@ -37,13 +37,13 @@ uint64_t digest_of_bytes(const std::byte* data, int64_t bytes) {
 }  // namespace
 
 StridedEnd Execution::source_end(const Item& item) const {
-  const Move& move = schedule_->plan().moves()[item.move];
+  const Move& move = move_of(item);
   return resolve(src_[schedule_->plan().src_local(move) - src_begin_],
                  schedule_->plan().src_place(move, item.box), item.box);
 }
 
 StridedEnd Execution::target_end(const Item& item) const {
-  const Move& move = schedule_->plan().moves()[item.move];
+  const Move& move = move_of(item);
   return resolve(targets_[local_of(move)].memory, schedule_->plan().dst_place(move, item.box),
                  item.box);
 }
@@ -54,82 +54,92 @@ PairBytes& Execution::pair(Rank peer) {
   return report_.pairs.emplace_back(PairBytes{peer, 0, 0});
 }
 
+void Execution::note_sent(int32_t id, Rank peer) {
+  outgoing_open_[id] = false;
+  ++sent_;
+  ++report_.buckets_out;
+  report_.sent_bytes += bucket_of(id).num_bytes;
+  pair(peer).sent_bytes += bucket_of(id).num_bytes;
+}
+
+void Execution::note_received(int32_t id, Rank peer) {
+  for (const Item& item : bucket_of(id).items)
+    targets_[local_of(move_of(item))].missing_bytes -= item_bytes(move_of(item), item);
+  incoming_[id].open = false;
+  ++landed_;
+  ++report_.buckets_in;
+  if (incoming_[id].way == Way::kDirect) ++report_.direct_buckets;
+  if (incoming_[id].way == Way::kPull) ++report_.pulled_buckets;
+  report_.received_bytes += bucket_of(id).num_bytes;
+  pair(peer).received_bytes += bucket_of(id).num_bytes;
+}
+
 void Execution::send_bucket(const Message& granted, Rank peer) {
-  const Bucket& bucket = schedule_->buckets()[granted.bucket];
+  const auto id = static_cast<int32_t>(granted.bucket);
+  const Bucket& bucket = bucket_of(id);
   TraceSpan span(Subsystem::kEngine, "pack");
-  span.arg("bucket", granted.bucket).arg("peer", peer).arg("bytes", bucket.num_bytes);
-  Message landed;
-  landed.kind = MessageKind::kLanded;
-  landed.bucket = granted.bucket;
-  landed.plan = options_.plan;
-  landed.offset = granted.value != 0;  // placed directly
+  span.arg("bucket", id).arg("peer", peer).arg("bytes", bucket.num_bytes);
+  Message landed = message(MessageKind::kLanded, id);
   if (comm_.transport().caps().payload) {
     const Stopwatch watch(report_.pack_seconds);
-    const auto bytes = static_cast<size_t>(bucket.num_bytes);
     std::byte* window = nullptr;
     if (granted.value != 0) {
-      place_directly(bucket, granted);
+      place_directly(bucket, comm_.transport().peer_memory()->map(peer, granted.value).data);
     } else {
-      window = comm_.transport().window(peer, granted.offset + bytes).data + granted.offset;
+      const auto end = granted.offset + static_cast<size_t>(bucket.num_bytes);
+      window = comm_.transport().window(peer, end).data + granted.offset;
       pack(bucket, window);
     }
     if (options_.verify) landed.value = digest_of_source(bucket, window);
   }
   comm_.send(peer, landed);
-  outgoing_open_[granted.bucket] = false;
-  ++sent_;
-  ++report_.buckets_out;
-  report_.sent_bytes += bucket.num_bytes;
-  pair(peer).sent_bytes += bucket.num_bytes;
+  note_sent(id, peer);
 }
 
-void Execution::place_directly(const Bucket& bucket, const Message& granted) {
-  // Only a transport with Caps::direct grants this: the peer's tensors are addressable here.
-  const auto* memory = reinterpret_cast<const TensorMemory*>(granted.value);
-  const int32_t peer_begin = schedule_->plan().dst().locals_of(bucket.dst).first;
+void Execution::place_directly(const Bucket& bucket, std::byte* segment) {
+  const Layout& layout = schedule_->plan().dst();
+  auto [offsets, fresh] = peer_offsets_.try_emplace(bucket.dst);
+  if (fresh) offsets->second = packed_offsets(layout, bucket.dst);
+  const int32_t peer_begin = layout.locals_of(bucket.dst).first;
   for (const Item& item : bucket.items) {
-    const Move& move = schedule_->plan().moves()[item.move];
-    const StridedEnd target = resolve(memory[schedule_->plan().dst_local(move) - peer_begin],
-                                      schedule_->plan().dst_place(move, item.box), item.box);
+    const Place place = schedule_->plan().dst_place(move_of(item), item.box);
+    const auto elem_bytes = static_cast<int64_t>(dtype_bytes(move_of(item).dst_dtype));
+    const int64_t start = offsets->second[schedule_->plan().dst_local(move_of(item)) - peer_begin];
+    const StridedEnd target{segment + start + place.offset_elems * elem_bytes, place.strides,
+                            move_of(item).dst_dtype};
     copy_strided(source_end(item), target, item.box.ndim, item.box.size);
   }
 }
 
 void Execution::pack(const Bucket& bucket, std::byte* window) {
   for (const Item& item : bucket.items)
-    copy_strided(source_end(item), bucket_end(schedule_->plan().moves()[item.move], item, window),
-                 item.box.ndim, item.box.size);
+    copy_strided(source_end(item), bucket_end(move_of(item), item, window), item.box.ndim,
+                 item.box.size);
 }
 
 void Execution::receive_bucket(const Message& landed, Rank peer) {
-  const Bucket& bucket = schedule_->buckets()[landed.bucket];
+  const auto id = static_cast<int32_t>(landed.bucket);
+  const Bucket& bucket = bucket_of(id);
+  const int32_t slot = incoming_[id].slot;
   TraceSpan span(Subsystem::kEngine, "unpack");
-  span.arg("bucket", landed.bucket).arg("peer", peer).arg("bytes", bucket.num_bytes);
-  const int32_t slot = slot_of_[landed.bucket];
+  span.arg("bucket", id).arg("peer", peer).arg("bytes", bucket.num_bytes);
   if (comm_.transport().caps().payload) {
     const Stopwatch watch(report_.unpack_seconds);
-    if (landed.offset == 0) unpack(bucket, slots_[slot]);
-    if (options_.verify) compare_digests(landed, bucket, slots_[slot]);
+    const std::byte* base = slot < 0 ? nullptr : slots_[slot];
+    if (slot >= 0) unpack(bucket, base);
+    if (options_.verify) compare_digests(landed, bucket, base);
   }
-  for (const Item& item : bucket.items) {
-    const Move& move = schedule_->plan().moves()[item.move];
-    targets_[local_of(move)].missing_bytes -=
-        item.box.num_elems() *
-        static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+  if (slot >= 0) {
+    free_slots_.push_back(slot);
+    ++slots_landed_;
   }
-  slot_of_[landed.bucket] = -1;
-  free_slots_.push_back(slot);
-  ++landed_;
-  ++report_.buckets_in;
-  report_.received_bytes += bucket.num_bytes;
-  pair(peer).received_bytes += bucket.num_bytes;
+  note_received(id, peer);
 }
 
 void Execution::unpack(const Bucket& bucket, const std::byte* slot) {
   for (const Item& item : bucket.items)
-    copy_strided(
-        bucket_end(schedule_->plan().moves()[item.move], item, const_cast<std::byte*>(slot)),
-        target_end(item), item.box.ndim, item.box.size);
+    copy_strided(bucket_end(move_of(item), item, const_cast<std::byte*>(slot)), target_end(item),
+                 item.box.ndim, item.box.size);
 }
 
 // Without a conversion the digest covers the elements where they come from and where they end up;

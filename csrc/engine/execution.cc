@@ -16,15 +16,16 @@ constexpr size_t kSlotSkew = 64;
 
 }  // namespace
 
-Execution::Execution(Communicator& comm, SchedulePtr schedule, std::vector<TensorMemory> src,
-                     std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased,
-                     RunOptions options)
+Execution::Execution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
+                     std::vector<TensorMemory> src, std::vector<TensorMemory> dst,
+                     const std::vector<int32_t>& aliased, RunOptions options)
     : comm_(comm),
       schedule_(std::move(schedule)),
+      tables_(tables),
       options_(options),
       rank_(comm.rank()),
       src_(std::move(src)),
-      started_(Clock::now()) {
+      started_at_(Clock::now()) {
   const Layout& layout = schedule_->plan().src();
   const auto [begin, end] = layout.locals_of(rank_);
   src_begin_ = begin;
@@ -43,9 +44,7 @@ void Execution::take_memory(std::vector<TensorMemory> dst, const std::vector<int
   const auto [begin, end] = layout.locals_of(rank_);
   dst_begin_ = begin;
   targets_.resize(end - begin);
-  target_memory_.resize(end - begin);
-  const bool streaming = options_.open_bytes > 0;
-  if (dst.size() != (streaming ? 0 : targets_.size()))
+  if (dst.size() != (streaming() ? 0 : targets_.size()))
     throw UsageError(
         "a rank has another number of destination tensors than its layout",
         str_cat(dst.size(), " given, ", targets_.size(), " on rank ", rank_, " of ", layout.text()),
@@ -55,28 +54,43 @@ void Execution::take_memory(std::vector<TensorMemory> dst, const std::vector<int
     Target& target = targets_[local_of(schedule_->plan().moves()[move])];
     if (!target.aliased) target.local_moves.push_back(move);
   }
-  for (int32_t local = 0; !streaming && local < static_cast<int32_t>(targets_.size()); ++local)
-    provide(local, dst[local]);
+  for (size_t local = 0; local < dst.size(); ++local)
+    provide(static_cast<int32_t>(local), dst[local]);
+  if (comm_.transport().caps().direct) segment_ = segment_of(layout, rank_, dst);
 }
 
 void Execution::count_buckets() {
-  slot_of_.assign(schedule_->buckets().size(), -1);
+  incoming_.resize(schedule_->buckets().size());
   outgoing_open_.assign(schedule_->buckets().size(), false);
   for (const int32_t id : schedule_->outgoing(rank_)) outgoing_open_[id] = true;
   int64_t largest = 0;
   for (const int32_t id : schedule_->incoming(rank_)) {
-    const Bucket& bucket = schedule_->buckets()[id];
-    largest = std::max(largest, bucket.num_bytes);
-    for (const Item& item : bucket.items) {
-      const Move& move = schedule_->plan().moves()[item.move];
-      targets_[local_of(move)].missing_bytes +=
-          item.box.num_elems() *
-          static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+    const Bucket& bucket = bucket_of(id);
+    Incoming& incoming = incoming_[id];
+    incoming.open = true;
+    if (segment_ && bucket.direct)
+      incoming.way = Way::kDirect;
+    else if (may_pull(bucket))
+      incoming.way = Way::kPull;
+    if (incoming.way == Way::kSlot) {
+      slot_buckets_.push_back(id);
+      largest = std::max(largest, bucket.num_bytes);
     }
+    for (const Item& item : bucket.items)
+      targets_[local_of(move_of(item))].missing_bytes += item_bytes(move_of(item), item);
   }
-  const size_t count = std::min<size_t>(kSlots, schedule_->incoming(rank_).size());
+  make_slots(std::min<size_t>(kSlots, slot_buckets_.size()), largest);
+}
+
+bool Execution::may_pull(const Bucket& bucket) const {
+  return comm_.transport().caps().pull && !streaming() && bucket.direct &&
+         std::ranges::find(options_.readable, bucket.src) != options_.readable.end() &&
+         comm_.transport().peer_memory()->readable(bucket.src) && pulls_well(bucket);
+}
+
+void Execution::make_slots(size_t count, int64_t largest_bytes) {
   if (count == 0) return;
-  const size_t pitch = (static_cast<size_t>(largest) + 4095) / 4096 * 4096 + kSlotSkew;
+  const size_t pitch = (static_cast<size_t>(largest_bytes) + 4095) / 4096 * 4096 + kSlotSkew;
   const Span staging = comm_.transport().staging(count * pitch);
   report_.staging_bytes = static_cast<int64_t>(staging.bytes);
   for (size_t slot = 0; slot < count; ++slot) {
@@ -93,15 +107,63 @@ int32_t Execution::local_of(const Move& move) const {
 void Execution::provide(int32_t local, const TensorMemory& memory) {
   const Layout& layout = schedule_->plan().dst();
   check_memory(layout, layout.locals()[dst_begin_ + local], memory);
-  targets_[local].memory = target_memory_[local] = memory;
-  targets_[local].state = State::kOpen;
+  targets_[local].memory = memory;
+}
+
+Message Execution::message(MessageKind kind, int32_t bucket) const {
+  Message result;
+  result.kind = kind;
+  result.bucket = static_cast<uint32_t>(bucket);
+  result.plan = options_.plan;
+  return result;
+}
+
+void Execution::start() {
+  started_ = true;
+  if (segment_) grant_directly();
+  if (comm_.transport().caps().pull) announce_ready();
+}
+
+void Execution::grant_directly() {
+  comm_.transport().peer_memory()->publish(segment_);
+  for (const int32_t id : schedule_->incoming(rank_)) {
+    if (incoming_[id].way != Way::kDirect) continue;
+    Message granted = message(MessageKind::kGranted, id);
+    granted.value = segment_->id();
+    incoming_[id].granted = true;
+    comm_.send(bucket_of(id).src, granted);
+  }
+}
+
+/// Says of every bucket that may be read that it may; the destination may still grant another way.
+void Execution::announce_ready() {
+  tables_.set_own(src_);
+  for (const int32_t id : schedule_->outgoing(rank_)) {
+    const Bucket& bucket = bucket_of(id);
+    if (!bucket.direct) continue;
+    if (const Blob* news = tables_.news_for(bucket.dst)) send_addresses(bucket.dst, *news);
+    Message ready = message(MessageKind::kReady, id);
+    ready.offset = tables_.digest();
+    if (options_.verify) ready.value = digest_of_source(bucket, nullptr);
+    comm_.send(bucket.dst, ready);
+  }
+}
+
+void Execution::send_addresses(Rank peer, const Blob& table) {
+  Message part = message(MessageKind::kAddresses, 0);
+  part.value = table.size();
+  for (; part.offset < table.size(); part.offset += part.text.size()) {
+    part.text = table.substr(part.offset, kMaxTextBytes);
+    comm_.send(peer, part);
+  }
 }
 
 Event Execution::advance() {
+  if (!started_) start();
   for (;;) {
     if (auto event = hand_over()) return *event;
-    if (auto event = grant()) return *event;
-    if (handle_arrivals() || run_local_move()) continue;
+    if (auto event = grant_slots()) return *event;
+    if (handle_arrivals() || pull_next() || run_local_move()) continue;
     if (done()) {
       if (auto event = open_up_to(static_cast<int32_t>(targets_.size()) - 1)) return *event;
       if (next_local_ < targets_.size()) continue;
@@ -115,11 +177,10 @@ Event Execution::advance() {
 
 /// Streaming only: the next tensor, in layout order, that is complete.
 std::optional<Event> Execution::hand_over() {
-  if (options_.open_bytes == 0 || next_hand_over_ >= next_open_) return std::nullopt;
-  Target& target = targets_[next_hand_over_];
+  if (!streaming() || next_hand_over_ >= next_open_) return std::nullopt;
+  const Target& target = targets_[next_hand_over_];
   if (target.missing_bytes > 0 || static_cast<int32_t>(next_local_) <= next_hand_over_)
     return std::nullopt;
-  target.state = State::kFinished;
   const LocalTensor& local = schedule_->plan().dst().locals()[dst_begin_ + next_hand_over_];
   open_bytes_ -= local.shape.num_elems() * static_cast<int64_t>(dtype_bytes(local.dtype));
   return Event{Event::Kind::kFinished, next_hand_over_++};
@@ -127,7 +188,7 @@ std::optional<Event> Execution::hand_over() {
 
 /// Streaming only: asks for the next tensor, in layout order, up to `local`.
 std::optional<Event> Execution::open_up_to(int32_t local) {
-  if (options_.open_bytes == 0 || next_open_ > local) return std::nullopt;
+  if (!streaming() || next_open_ > local) return std::nullopt;
   const LocalTensor& next = schedule_->plan().dst().locals()[dst_begin_ + next_open_];
   open_bytes_ += next.shape.num_elems() * static_cast<int64_t>(dtype_bytes(next.dtype));
   return Event{Event::Kind::kNeed, next_open_++};
@@ -135,32 +196,28 @@ std::optional<Event> Execution::open_up_to(int32_t local) {
 
 int32_t Execution::last_local(const Bucket& bucket) const {
   int32_t last = 0;
-  for (const Item& item : bucket.items)
-    last = std::max(last, local_of(schedule_->plan().moves()[item.move]));
+  for (const Item& item : bucket.items) last = std::max(last, local_of(move_of(item)));
   return last;
 }
 
-std::optional<Event> Execution::grant() {
-  const std::vector<int32_t>& incoming = schedule_->incoming(rank_);
-  const bool direct = comm_.transport().caps().direct;
-  while (next_grant_ < incoming.size() && !free_slots_.empty()) {
-    const int32_t id = incoming[next_grant_];
-    const Bucket& bucket = schedule_->buckets()[id];
+std::optional<Event> Execution::grant_slots() {
+  while (next_slot_bucket_ < slot_buckets_.size() && !free_slots_.empty()) {
+    const int32_t id = slot_buckets_[next_slot_bucket_];
+    const int32_t last = streaming() ? last_local(bucket_of(id)) : 0;
     // Too much is open: what has been granted, and what comes from this rank, goes first.
-    const bool full = options_.open_bytes > 0 && open_bytes_ >= options_.open_bytes;
-    const bool busy = next_grant_ > landed_ || static_cast<int32_t>(next_local_) < next_open_;
-    if (full && busy && last_local(bucket) >= next_open_) return std::nullopt;
-    if (auto event = open_up_to(last_local(bucket))) return event;
-    slot_of_[id] = free_slots_.back();
+    const bool full = streaming() && open_bytes_ >= options_.open_bytes;
+    const bool busy =
+        next_slot_bucket_ > slots_landed_ || static_cast<int32_t>(next_local_) < next_open_;
+    if (full && busy && last >= next_open_) return std::nullopt;
+    if (auto event = open_up_to(last)) return event;
+    Incoming& incoming = incoming_[id];
+    incoming.slot = free_slots_.back();
+    incoming.granted = true;
     free_slots_.pop_back();
-    Message granted;
-    granted.kind = MessageKind::kGranted;
-    granted.bucket = static_cast<uint32_t>(id);
-    granted.plan = options_.plan;
-    granted.offset = slot_offset_[slot_of_[id]];
-    if (direct && bucket.direct) granted.value = reinterpret_cast<uint64_t>(target_memory_.data());
-    comm_.send(bucket.src, granted);
-    ++next_grant_;
+    Message granted = message(MessageKind::kGranted, id);
+    granted.offset = slot_offset_[incoming.slot];
+    comm_.send(bucket_of(id).src, granted);
+    ++next_slot_bucket_;
   }
   return std::nullopt;
 }
@@ -169,33 +226,75 @@ bool Execution::handle_arrivals() {
   arrivals_.clear();
   comm_.drain(arrivals_);
   for (const Arrival& arrival : arrivals_) {
-    const Message& message = arrival.message;
-    if (message.plan != options_.plan)
+    if (arrival.message.plan != options_.plan)
       throw TransportError("two ranks run different plans",
                            str_cat("rank ", rank_, " and rank ", arrival.peer, ", digests ",
-                                   options_.plan, " and ", message.plan),
+                                   options_.plan, " and ", arrival.message.plan),
                            "Every rank must call the same resharder, in the same order.");
-    const bool known = message.bucket < schedule_->buckets().size();
-    if (known && message.kind == MessageKind::kGranted && outgoing_open_[message.bucket] &&
-        schedule_->buckets()[message.bucket].dst == arrival.peer)
-      send_bucket(message, arrival.peer);
-    else if (known && message.kind == MessageKind::kLanded && slot_of_[message.bucket] >= 0 &&
-             schedule_->buckets()[message.bucket].src == arrival.peer)
-      receive_bucket(message, arrival.peer);
-    else
-      throw TransportError("a peer sent a message that fits no bucket",
-                           str_cat("rank ", arrival.peer, ", kind ", static_cast<int>(message.kind),
-                                   ", bucket ", message.bucket),
-                           "Do all ranks run the same version?");
+    if (!take(arrival.message, arrival.peer))
+      throw TransportError(
+          "a peer sent a message that fits no bucket",
+          str_cat("rank ", arrival.peer, ", kind ", static_cast<int>(arrival.message.kind),
+                  ", bucket ", arrival.message.bucket),
+          "Do all ranks run the same version?");
     comm_.made_progress();
   }
   return !arrivals_.empty();
 }
 
+/// False where the message is not one that this peer may send now.
+bool Execution::take(const Message& message, Rank peer) {
+  if (message.bucket >= schedule_->buckets().size()) return false;
+  const auto id = static_cast<int32_t>(message.bucket);
+  const Bucket& bucket = bucket_of(id);
+  Incoming& incoming = incoming_[id];
+  switch (message.kind) {
+    case MessageKind::kAddresses:
+      tables_.add_part(schedule_->plan().src(), peer, message.text, message.offset, message.value);
+      return true;
+    case MessageKind::kReady:
+      if (bucket.src != peer || bucket.dst != rank_ || !tables_.knows(peer, message.offset))
+        return false;
+      if (incoming.way != Way::kPull) return true;
+      if (!incoming.granted) pulls_.push_back(message);
+      incoming.granted = true;
+      return true;
+    case MessageKind::kGranted:
+      if (!outgoing_open_[id] || bucket.dst != peer) return false;
+      send_bucket(message, peer);
+      return true;
+    case MessageKind::kLanded:
+      if (!incoming.open || !incoming.granted || incoming.way == Way::kPull || bucket.src != peer)
+        return false;
+      receive_bucket(message, peer);
+      return true;
+    case MessageKind::kReleased:
+      if (!outgoing_open_[id] || bucket.dst != peer) return false;
+      note_sent(id, peer);
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Execution::pull_next() {
+  if (pulls_.empty()) return false;
+  const Message ready = pulls_.front();
+  pulls_.pop_front();
+  const auto id = static_cast<int32_t>(ready.bucket);
+  const Bucket& bucket = bucket_of(id);
+  pull(bucket);
+  if (options_.verify) compare_digests(ready, bucket, nullptr);
+  note_received(id, bucket.src);
+  comm_.send(bucket.src, message(MessageKind::kReleased, id));
+  comm_.made_progress();
+  return true;
+}
+
 /// True when it did something, be it only to find a tensor without local moves.
 bool Execution::run_local_move() {
   const size_t before = next_local_;
-  const auto limit = options_.open_bytes > 0 ? static_cast<size_t>(next_open_) : targets_.size();
+  const auto limit = streaming() ? static_cast<size_t>(next_open_) : targets_.size();
   while (next_local_ < limit) {
     Target& target = targets_[next_local_];
     if (target.local_moves.empty()) {
@@ -216,27 +315,22 @@ bool Execution::done() const {
 
 void Execution::wait_for_peers() {
   std::vector<Rank> owing;
-  std::string doing;
-  const auto add = [&](int32_t id, Rank peer, const char* what) {
-    if (owing.empty())
-      doing = str_cat(
-          what, " of bucket ", id, "/", schedule_->buckets().size(), ", round ",
-          schedule_->buckets()[id].round, ", first tensor '",
-          schedule_->plan()
-              .dst()
-              .spec()
-              .tensors()
-                  [schedule_->plan().moves()[schedule_->buckets()[id].items.front().move].tensor]
-              .name,
-          "'");
+  int32_t first = -1;
+  const auto add = [&](int32_t id, Rank peer) {
+    if (owing.empty()) first = id;
     if (std::find(owing.begin(), owing.end(), peer) == owing.end()) owing.push_back(peer);
   };
-  const std::vector<int32_t>& incoming = schedule_->incoming(rank_);
-  for (size_t i = 0; i < next_grant_; ++i)
-    if (slot_of_[incoming[i]] >= 0)
-      add(incoming[i], schedule_->buckets()[incoming[i]].src, "arrival");
+  for (const int32_t id : schedule_->incoming(rank_))
+    if (incoming_[id].open && (incoming_[id].granted || incoming_[id].way == Way::kPull))
+      add(id, bucket_of(id).src);
+  const bool arrival = first >= 0;
   for (const int32_t id : schedule_->outgoing(rank_))
-    if (outgoing_open_[id]) add(id, schedule_->buckets()[id].dst, "grant");
+    if (outgoing_open_[id]) add(id, bucket_of(id).dst);
+  const Bucket& bucket = bucket_of(first);
+  const std::string doing = str_cat(
+      arrival ? "arrival" : "grant", " of bucket ", first, "/", schedule_->buckets().size(),
+      ", round ", bucket.round, ", first tensor '",
+      schedule_->plan().dst().spec().tensors()[move_of(bucket.items.front()).tensor].name, "'");
   const TraceSpan span(Subsystem::kEngine, "wait");
   const auto start = Clock::now();
   comm_.wait(owing, doing);
@@ -244,11 +338,9 @@ void Execution::wait_for_peers() {
 }
 
 void Execution::finish() {
-  if (finished_) return;
-  finished_ = true;
   std::sort(report_.pairs.begin(), report_.pairs.end(),
             [](const PairBytes& a, const PairBytes& b) { return a.peer < b.peer; });
-  report_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+  report_.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
 }
 
 }  // namespace hybridengine

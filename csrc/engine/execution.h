@@ -1,15 +1,22 @@
 // Execution: one rank's part of one run of a Schedule.
 //
-// Each incoming bucket is *granted* a place (a slot of this rank's staging, or the final places),
-// in round order; the source packs into it and says that it has *landed*; the destination unpacks
-// and grants the slot again. At most kSlots slots exist, so memory is bounded while ranks work on
-// different buckets at the same time. Nothing here blocks but Communicator::wait, and only when
-// there is nothing to do, so ranks cannot wait in a ring.
+// A bucket goes one of three *ways*; the destination chooses:
+//   slot    it grants a slot of its staging, in round order; the source packs into it and says that
+//           the bucket has landed; the destination unpacks and grants the slot again. At most
+//           kSlots slots exist, so memory is bounded while ranks work on different buckets at once.
+//   direct  its tensors lie in a segment that peers map: it grants the final places at once, and
+//   the
+//           source writes there. One copy, made by the source.
+//   pull    the source has said that the bucket is ready where it lies; the destination reads it
+//           into its places and releases it. One copy, made by the destination.
+// Nothing here blocks but Communicator::wait, and only when there is nothing to do, so ranks cannot
+// wait in a ring.
 //
 // What it is not: a planner, or a judge of what the caller wants. Called by bindings.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +25,7 @@
 #include "comm/communicator.h"
 #include "comm/report.h"
 #include "engine/memory.h"
+#include "engine/places.h"
 #include "schedule/schedule.h"
 
 namespace hybridengine {
@@ -39,6 +47,9 @@ struct Event {
 struct RunOptions {
   /// Digest of the schedule: a peer that runs another one is an error before the first byte.
   uint64_t plan = 0;
+  /// Ranks whose source tensors are contiguous: only these are read where they lie, for stretches
+  /// of memory are then as long as the layouts say.
+  std::vector<Rank> readable;
   bool verify = false;  // compare a digest of every bucket between both ends
   /// Destination tensors are asked for one by one (kNeed) and handed back in order (kFinished); the
   /// bytes between the two stay below this, or one bucket's tensors. 0: all are given at the start.
@@ -49,10 +60,11 @@ class Execution {
  public:
   /// `src` and `dst` are this rank's local tensors in layout order; when streaming, `dst` is empty.
   /// `aliased` destination tensors (by index) are views of the source already: nothing is copied
-  /// into them. The memory must stay until the object is gone. Throws UsageError naming the tensor
-  /// whose shape or type is not the layout's.
-  Execution(Communicator& comm, SchedulePtr schedule, std::vector<TensorMemory> src,
-            std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased, RunOptions options);
+  /// into them. `tables` is kept from run to run. The memory must stay until the object is gone.
+  /// Throws UsageError naming the tensor whose shape or type is not the layout's.
+  Execution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
+            std::vector<TensorMemory> src, std::vector<TensorMemory> dst,
+            const std::vector<int32_t>& aliased, RunOptions options);
 
   /// Goes on until there is an event for the caller. Throws as Communicator::wait does; the
   /// communicator is then dead.
@@ -62,62 +74,94 @@ class Execution {
   const Report& report() const { return report_; }
 
  private:
-  enum class State : uint8_t { kAbsent, kOpen, kFinished };
+  enum class Way : uint8_t { kSlot, kDirect, kPull };
+  struct Incoming {
+    Way way = Way::kSlot;
+    bool open = false;     // not complete yet
+    bool granted = false;  // or, when pulling, ready
+    int32_t slot = -1;
+  };
   struct Target {  // a destination tensor
     TensorMemory memory;
-    State state = State::kAbsent;
     bool aliased = false;
     int64_t missing_bytes = 0;  // still to come in buckets
     std::vector<int32_t> local_moves;
   };
 
+  // execution.cc: the order of things
   void take_memory(std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased);
   void count_buckets();
-  std::optional<Event> grant();
+  bool may_pull(const Bucket& bucket) const;
+  void make_slots(size_t count, int64_t largest_bytes);
+  void start();
+  void grant_directly();
+  void announce_ready();
+  void send_addresses(Rank peer, const Blob& table);
+  std::optional<Event> grant_slots();
   std::optional<Event> hand_over();
   std::optional<Event> open_up_to(int32_t local);
   bool handle_arrivals();
+  bool take(const Message& message, Rank peer);
+  bool pull_next();
   bool run_local_move();
   void wait_for_peers();
   bool done() const;
   void finish();
+  bool streaming() const { return options_.open_bytes > 0; }
+  Message message(MessageKind kind, int32_t bucket) const;
 
+  // bucket_copy.cc: what touches payload
   void send_bucket(const Message& granted, Rank peer);
-  void place_directly(const Bucket& bucket, const Message& granted);
+  void place_directly(const Bucket& bucket, std::byte* segment);
   void pack(const Bucket& bucket, std::byte* window);
   void receive_bucket(const Message& landed, Rank peer);
   void unpack(const Bucket& bucket, const std::byte* slot);
   uint64_t digest_of_source(const Bucket& bucket, const std::byte* window) const;
   void compare_digests(const Message& landed, const Bucket& bucket, const std::byte* slot);
   void copy_local(int32_t move);
+  void note_sent(int32_t bucket, Rank peer);
+  void note_received(int32_t bucket, Rank peer);
   int32_t last_local(const Bucket& bucket) const;
   int32_t local_of(const Move& move) const;
   StridedEnd source_end(const Item& item) const;
   StridedEnd target_end(const Item& item) const;
   PairBytes& pair(Rank peer);
 
+  // pull.cc
+  bool pulls_well(const Bucket& bucket) const;
+  void pull(const Bucket& bucket);
+
+  const Bucket& bucket_of(int32_t id) const { return schedule_->buckets()[id]; }
+  const Move& move_of(const Item& item) const { return schedule_->plan().moves()[item.move]; }
+
   Communicator& comm_;
   SchedulePtr schedule_;
+  SourceTables& tables_;
   RunOptions options_;
   Rank rank_;
   int32_t src_begin_ = 0, dst_begin_ = 0;  // first local tensor of this rank in either layout
   std::vector<TensorMemory> src_;
   std::vector<Target> targets_;
-  std::vector<TensorMemory> target_memory_;  // what a direct sender reads
+  SegmentPtr segment_;  // that holds all targets, or null
+  bool started_ = false;
 
+  std::vector<Incoming> incoming_;     // by bucket id
+  std::vector<bool> outgoing_open_;    // by bucket id: not sent yet
+  std::vector<int32_t> slot_buckets_;  // ids that go by slot, in round order
+  size_t next_slot_bucket_ = 0, slots_landed_ = 0;
   std::vector<std::byte*> slots_;  // base addresses
   std::vector<size_t> slot_offset_;
   std::vector<int32_t> free_slots_;
-  std::vector<int32_t> slot_of_;     // by bucket id; -1: not granted
-  size_t next_grant_ = 0;            // into schedule_->incoming()
-  size_t landed_ = 0, sent_ = 0;     // buckets
-  std::vector<bool> outgoing_open_;  // by bucket id: not sent yet
-  int32_t next_open_ = 0, next_hand_over_ = 0;
+  std::deque<Message> pulls_;  // ready, not read yet
+  std::vector<RemoteRun> pull_runs_;
+  std::map<Rank, std::vector<int64_t>> peer_offsets_;  // packed_offsets of peers written to
+  size_t landed_ = 0, sent_ = 0;                       // buckets
+
+  int32_t next_open_ = 0, next_hand_over_ = 0;  // streaming
   int64_t open_bytes_ = 0;
   size_t next_local_ = 0;
   std::vector<Arrival> arrivals_;
-  std::chrono::steady_clock::time_point started_;
-  bool finished_ = false;
+  std::chrono::steady_clock::time_point started_at_;
   Report report_;
 };
 

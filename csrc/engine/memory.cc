@@ -9,14 +9,14 @@ std::byte* address(const TensorMemory& memory, int64_t offset_elems) {
   return memory.data + offset_elems * static_cast<int64_t>(dtype_bytes(memory.dtype));
 }
 
-bool contiguous(const TensorMemory& memory) {
+}  // namespace
+
+bool is_contiguous(const TensorMemory& memory) {
   const Dims expected = memory.shape.contiguous_strides();
   for (int dim = 0; dim < memory.shape.ndim; ++dim)
     if (memory.shape.size[dim] > 1 && memory.strides[dim] != expected[dim]) return false;
   return true;
 }
-
-}  // namespace
 
 void check_memory(const Layout& layout, const LocalTensor& local, const TensorMemory& memory) {
   if (memory.shape != local.shape)
@@ -32,7 +32,8 @@ void check_memory(const Layout& layout, const LocalTensor& local, const TensorMe
 }
 
 StridedEnd resolve(const TensorMemory& memory, const Place& place, const Box& box) {
-  if (contiguous(memory)) return {address(memory, place.offset_elems), place.strides, memory.dtype};
+  if (is_contiguous(memory))
+    return {address(memory, place.offset_elems), place.strides, memory.dtype};
   const Dims unit = memory.shape.contiguous_strides();
   Dims index{};
   int64_t left = place.offset_elems, offset = 0;

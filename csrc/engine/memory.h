@@ -22,6 +22,8 @@ struct TensorMemory {
   bool present() const { return data != nullptr || shape.num_elems() == 0; }
 };
 
+bool is_contiguous(const TensorMemory& memory);
+
 /// Throws UsageError unless `memory` has the shape and element type of `local`, naming both, the
 /// tensor and its rank.
 void check_memory(const Layout& layout, const LocalTensor& local, const TensorMemory& memory);

@@ -26,6 +26,12 @@ struct Item {
   bool operator==(const Item& other) const = default;
 };
 
+/// Bytes of an item on the wire.
+inline int64_t item_bytes(const Move& move, const Item& item) {
+  return item.box.num_elems() *
+         static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+}
+
 struct Bucket {
   Rank src = 0;
   Rank dst = 0;

@@ -1,6 +1,7 @@
 #include "transport/in_process.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 #include "base/error.h"
@@ -151,6 +152,18 @@ void InProcessTransport::poll(std::vector<Arrival>& arrivals, std::chrono::micro
   own_->wake.wait_for(lock, patience, [&] { return !own_->arrivals.empty(); });
   std::move(own_->arrivals.begin(), own_->arrivals.end(), std::back_inserter(arrivals));
   own_->arrivals.clear();
+}
+
+Span InProcessTransport::map(Rank peer, uint64_t id) {
+  const SegmentPtr segment = Segment::find(id);
+  if (!segment)
+    throw TransportError("a peer grants memory that is gone", str_cat("rank ", peer), "");
+  return segment->span();
+}
+
+void InProcessTransport::read(Rank, std::span<const RemoteRun> runs) {
+  for (const RemoteRun& run : runs)
+    std::memcpy(run.local, reinterpret_cast<const void*>(run.address), run.bytes);
 }
 
 Board* InProcessTransport::board(Rank rank) {

@@ -40,7 +40,7 @@ struct Mailbox {
   State state = State::kMade;                                  // guarded by the directory
 };
 
-class InProcessTransport : public Transport {
+class InProcessTransport : public Transport, private PeerMemory {
  public:
   InProcessTransport(const TransportEntry& entry, Rank rank, int32_t world,
                      const std::string& group);
@@ -58,8 +58,14 @@ class InProcessTransport : public Transport {
   bool sent_all() const override { return true; }
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
   Board* board(Rank rank) override;
+  PeerMemory* peer_memory() override { return caps().payload ? this : nullptr; }
 
  private:
+  void publish(const SegmentPtr&) override {}  // all segments of the process are known anyway
+  Span map(Rank peer, uint64_t id) override;
+  bool readable(Rank) override { return true; }
+  void read(Rank peer, std::span<const RemoteRun> runs) override;
+
   std::shared_ptr<Mailbox> find(Rank rank, const Blob& address) const;
   std::vector<Rank> absent_peers() const;
   Mailbox& peer_of(Rank peer) const;

@@ -9,7 +9,7 @@ extern const TransportEntry kLoopback;
 constinit const TransportEntry kLoopback{
     .name = "loopback",
     .summary = "threads of one process",
-    .caps = {.window = true, .direct = true},
+    .caps = {.window = true, .direct = true, .pull = true},
     .probe = [] { return Probe{.available = true, .reason = ""}; },
     .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
       return std::make_unique<InProcessTransport>(kLoopback, rank, world, group);

@@ -6,7 +6,7 @@
 
 namespace hybridengine {
 
-extern const TransportEntry kShm, kLoopback, kNull;
+extern const TransportEntry kCma, kShm, kLoopback, kNull;
 
 namespace {
 
@@ -31,7 +31,7 @@ const TransportEntry& find_auto() {
 }  // namespace
 
 std::span<const TransportEntry> transports() {
-  static const TransportEntry table[] = {kShm, kLoopback, kNull};
+  static const TransportEntry table[] = {kCma, kShm, kLoopback, kNull};
   return table;
 }
 

@@ -73,7 +73,7 @@ std::string unguessable_name() {
 
 bool known(uint32_t kind) {
   return kind <= static_cast<uint32_t>(MessageKind::kBye) ||
-         kind == static_cast<uint32_t>(kHello) || kind == static_cast<uint32_t>(kStaging);
+         (kind >= static_cast<uint32_t>(kHello) && kind <= static_cast<uint32_t>(kSegmentGone));
 }
 
 /// Owns the descriptors that came with `head`; keeps the first.

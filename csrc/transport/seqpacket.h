@@ -17,6 +17,8 @@ namespace hybridengine {
 // Kinds that never leave a transport.
 inline constexpr MessageKind kHello{0x100};    // bucket: rank, call: world, text: group; a board
 inline constexpr MessageKind kStaging{0x101};  // value: its bytes; the memory
+inline constexpr MessageKind kSegment{0x102};  // offset: its number, value: its bytes; the memory
+inline constexpr MessageKind kSegmentGone{0x103};  // offset: its number
 
 /// A listener whose name nobody can guess and which no file system shows.
 struct Listener {

@@ -82,7 +82,7 @@ void ShmTransport::connect(std::span<const Blob> addresses, Clock::time_point de
 void ShmTransport::finish_connect() {
   epoll_.open();
   board_.fd.reset();
-  const auto staging = std::make_shared<Fd>(std::move(staging_.fd));
+  const auto staging = std::make_shared<const Fd>(std::move(staging_.fd));
   for (Rank rank = 0; rank < world_; ++rank) {
     if (!peers_[rank].socket) continue;
     epoll_.add(peers_[rank].socket.get(), socket_tag(rank));
@@ -105,7 +105,7 @@ Span ShmTransport::staging(size_t bytes) {
   if (bytes <= staging_.memory.bytes()) return staging_.memory.span();
   staging_ = make_sealed_memory("staging", bytes);
   if (connected_.load(std::memory_order_relaxed)) {
-    const auto memory = std::make_shared<Fd>(std::move(staging_.fd));
+    const auto memory = std::make_shared<const Fd>(std::move(staging_.fd));
     for (Rank rank = 0; rank < world_; ++rank) {
       if (peers_[rank].socket) post_staging(rank, memory);
     }
@@ -113,7 +113,7 @@ Span ShmTransport::staging(size_t bytes) {
   return staging_.memory.span();
 }
 
-void ShmTransport::post_staging(Rank rank, const std::shared_ptr<Fd>& memory) {
+void ShmTransport::post_staging(Rank rank, const std::shared_ptr<const Fd>& memory) {
   post(rank, {kStaging, 0, 0, 0, staging_.memory.bytes(), 0, {}}, memory);
 }
 
@@ -135,7 +135,7 @@ void ShmTransport::send(Rank peer, const Message& message) {
 
 /// Sends, or queues behind what is queued already. Drops what is meant for a lost peer: its loss is
 /// or will be reported by poll().
-void ShmTransport::post(Rank rank, const Message& message, std::shared_ptr<Fd> passed) {
+void ShmTransport::post(Rank rank, const Message& message, std::shared_ptr<const Fd> passed) {
   ShmPeer& peer = peers_[rank];
   if (!peer.socket) return;
   if (peer.outbox.empty()) {
@@ -206,18 +206,15 @@ void ShmTransport::take(Rank rank, Received& frame, std::vector<Arrival>& arriva
   ShmPeer& peer = peers_[rank];
   if (frame.message.kind == kHello)
     return lose(rank, str_cat("process ", peer.process.pid(), " sent a second hello"), arrivals);
-  if (frame.message.kind != kStaging) {
+  if (frame.message.kind <= MessageKind::kBye) {
     peer.said_bye |= frame.message.kind == MessageKind::kBye;
     arrivals.emplace_back().peer = rank;
     arrivals.back().message = std::move(frame.message);
     return;
   }
-  const std::string fault = sealed_memory_fault(frame.passed, frame.message.value);
+  const std::string fault = take_memory(peer, frame);
   if (!fault.empty())
-    return lose(rank, str_cat("process ", peer.process.pid(), " sent bad staging: ", fault),
-                arrivals);
-  peer.staged = std::move(frame.passed);
-  peer.staged_bytes = frame.message.value;
+    lose(rank, str_cat("process ", peer.process.pid(), " sent bad memory: ", fault), arrivals);
 }
 
 std::string ShmTransport::why_closed(const ShmPeer& peer) const {
@@ -249,7 +246,7 @@ extern const TransportEntry kShm;
 constinit const TransportEntry kShm{
     .name = "shm",
     .summary = "processes of one host, through shared memory",
-    .caps = {.window = true, .processes = true},
+    .caps = {.window = true, .direct = true, .processes = true},
     .probe =
         [] {
           std::string missing = sealed_memory_missing();

@@ -18,7 +18,7 @@
 
 namespace hybridengine {
 
-class ShmTransport : public Transport {
+class ShmTransport : public Transport, protected PeerMemory {
  public:
   ShmTransport(Rank rank, int32_t world, const std::string& group);
   ~ShmTransport() override;
@@ -34,12 +34,23 @@ class ShmTransport : public Transport {
   bool sent_all() const override;
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
   Board* board(Rank rank) override;
+  PeerMemory* peer_memory() override { return this; }
+
+ protected:
+  void publish(const SegmentPtr& segment) override;
+  Span map(Rank peer, uint64_t id) override;
+  bool readable(Rank peer) override;
+  void read(Rank peer, std::span<const RemoteRun> runs) override;
+
+  ShmPeer& peer_of(Rank peer);
+  Board* own_board() { return reinterpret_cast<Board*>(board_.memory.data()); }
 
  private:
-  ShmPeer& peer_of(Rank peer);
+  void post_to_all(const Message& message, const std::shared_ptr<const Fd>& passed);
+  std::string take_memory(ShmPeer& peer, Received& frame);
   void finish_connect();
-  void post(Rank rank, const Message& message, std::shared_ptr<Fd> passed);
-  void post_staging(Rank rank, const std::shared_ptr<Fd>& memory);
+  void post(Rank rank, const Message& message, std::shared_ptr<const Fd> passed);
+  void post_staging(Rank rank, const std::shared_ptr<const Fd>& memory);
   void flush(Rank rank);
   void handle_events(std::vector<Arrival>& arrivals);
   void receive(Rank rank, int limit, std::vector<Arrival>& arrivals);
@@ -56,6 +67,7 @@ class ShmTransport : public Transport {
   SealedMemory staging_;
   Epoll epoll_;
   std::vector<ShmPeer> peers_;
+  std::vector<std::pair<uint64_t, std::weak_ptr<Segment>>> published_;
   std::atomic<bool> connected_{false};
 };
 

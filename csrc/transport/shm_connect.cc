@@ -200,7 +200,8 @@ void Handshake::require_living() const {
 }
 
 void Handshake::send_hello(Rank rank, const Fd& socket) const {
-  const Message hello{kHello, static_cast<uint32_t>(self_.rank), peers_.size(), 0, 0, 0, self_.group};
+  const Message hello{kHello,     static_cast<uint32_t>(self_.rank), peers_.size(), 0, 0, 0,
+                      self_.group};
   if (send_frame(socket, hello, self_.board) == Sent::kFull)
     throw TransportError(str_cat("cannot greet rank ", rank),
                          "the kernel has no room for a message",

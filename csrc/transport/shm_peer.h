@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <unordered_map>
 
 #include "transport/fd.h"
 #include "transport/process.h"
@@ -14,7 +15,13 @@ namespace hybridengine {
 struct ShmPeer {
   struct Outgoing {
     Message message;
-    std::shared_ptr<Fd> passed;  // may be null
+    std::shared_ptr<const Fd> passed;  // may be null
+  };
+
+  struct Published {
+    Fd passed;  // until it is mapped
+    size_t bytes = 0;
+    Mapping memory;
   };
 
   bool expected = false;  // its address was given
@@ -24,6 +31,7 @@ struct ShmPeer {
   Fd staged;                // passed, and not mapped yet
   size_t staged_bytes = 0;  // of the newest staging
   Mapping window;
+  std::unordered_map<uint64_t, Published> segments;
   std::deque<Outgoing> outbox;  // waits for room in the socket
   bool said_bye = false;
 };

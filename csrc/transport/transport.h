@@ -24,6 +24,7 @@
 #include "base/blob.h"
 #include "base/span.h"
 #include "layout/rule.h"
+#include "transport/peer_memory.h"
 
 namespace hybridengine {
 
@@ -34,15 +35,20 @@ struct Board {
   std::atomic<uint64_t> call{0};         // number of the call it is in; even: outside of any call
   std::atomic<uint64_t> progress{0};     // counts whatever it completes
   std::atomic<int32_t> waiting_for{-1};  // the peer it is waiting for, -1: none
+  uint64_t probe_address = 0;  // where a peer that may read this process finds probe_value; set
+  uint64_t probe_value = 0;    // before it connects
 };
 
 enum class MessageKind : uint32_t {
-  kBlob,      // part of a blob (comm)
-  kGranted,   // engine: bucket may be written at `offset` of my staging
-  kLanded,    // engine: bucket's bytes are there; `value` is their digest when verifying
-  kReleased,  // engine: a direct bucket has been read
-  kFailed,    // comm: the sender has failed; text follows as a blob part
-  kBye,       // the sender closes in an orderly way
+  kBlob,       // part of a blob (comm)
+  kAddresses,  // engine: part of a table of addresses, as text; `offset` of `value` bytes
+  kReady,      // engine: bucket may be read where it lies; `offset` is the digest of the addresses
+  kGranted,    // engine: bucket may be written: to its places in segment `value`, or, where that is
+               // 0, at `offset` of my staging
+  kLanded,     // engine: bucket's bytes are there; `value` is their digest when verifying
+  kReleased,   // engine: bucket has been read
+  kFailed,     // comm: the sender has failed; text follows as a blob part
+  kBye,        // the sender closes in an orderly way
 };
 
 /// A message is small and of fixed size; `text` (at most kMaxTextBytes) rides along when not empty.
@@ -70,7 +76,8 @@ struct Arrival {
 /// What a transport can do. Data, not methods that throw.
 struct Caps {
   bool window = false;     // peers' staging is mapped: write there
-  bool direct = false;     // peers' ordinary memory is addressable: final places may be written
+  bool direct = false;     // peers' segments are mapped: final places may be written
+  bool pull = false;       // peers' ordinary memory may be readable: PeerMemory::readable says
   bool processes = false;  // reaches other processes (loopback and null do not)
   bool payload = true;     // false: bytes are accounted for, not moved (null)
 };
@@ -111,6 +118,9 @@ class Transport {
 
   /// Appends what has arrived, waiting up to `timeout` for the first. Flushes queued messages.
   virtual void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) = 0;
+
+  /// Access to peers' segments and memory; nullptr without Caps::direct and Caps::pull.
+  virtual PeerMemory* peer_memory() { return nullptr; }
 
   /// The board of a rank (own or peer), valid while this object lives; nullptr before connect().
   virtual Board* board(Rank rank) = 0;

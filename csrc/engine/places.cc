@@ -1,0 +1,97 @@
+#include "engine/places.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+
+namespace hybridengine {
+namespace {
+
+int64_t num_bytes(const Shape& shape, Dtype dtype) {
+  return shape.num_elems() * static_cast<int64_t>(dtype_bytes(dtype));
+}
+
+std::vector<TensorMemory> decode_table(const Layout& layout, Rank peer, const Blob& blob) {
+  const auto [begin, end] = layout.locals_of(peer);
+  std::vector<TensorMemory> tensors;
+  tensors.reserve(end - begin);
+  try {
+    BlobReader reader(blob);
+    for (int32_t i = begin; i < end; ++i) {
+      const LocalTensor& local = layout.locals()[i];
+      TensorMemory memory{
+          reinterpret_cast<std::byte*>(reader.get<uint64_t>()), local.shape, {}, local.dtype};
+      for (int dim = 0; dim < local.shape.ndim; ++dim) memory.strides[dim] = reader.get<int64_t>();
+      tensors.push_back(memory);
+    }
+    reader.finish();
+  } catch (const UsageError& error) {
+    throw TransportError("a peer sent addresses that do not fit its layout",
+                         str_cat("rank ", peer, ", ", error.what()), "");
+  }
+  return tensors;
+}
+
+}  // namespace
+
+std::vector<int64_t> packed_offsets(const Layout& layout, Rank rank) {
+  const auto [begin, end] = layout.locals_of(rank);
+  std::vector<int64_t> offsets{0};
+  offsets.reserve(end - begin + 1);
+  for (int32_t i = begin; i < end; ++i) {
+    const LocalTensor& local = layout.locals()[i];
+    const int64_t bytes = num_bytes(local.shape, local.dtype);
+    offsets.push_back(offsets.back() +
+                      (bytes + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment);
+  }
+  return offsets;
+}
+
+SegmentPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMemory> tensors) {
+  const std::vector<int64_t> offsets = packed_offsets(layout, rank);
+  const std::byte* start = nullptr;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].shape.num_elems() == 0) continue;
+    if (start == nullptr) start = tensors[i].data - offsets[i];
+    if (tensors[i].data - offsets[i] != start || !is_contiguous(tensors[i])) return nullptr;
+  }
+  if (start == nullptr) return nullptr;
+  SegmentPtr segment = Segment::containing(start, static_cast<size_t>(offsets.back()));
+  return segment && segment->span().data == start ? segment : nullptr;
+}
+
+void SourceTables::set_own(std::span<const TensorMemory> tensors) {
+  BlobWriter writer;
+  for (const TensorMemory& tensor : tensors) {
+    writer.put(reinterpret_cast<uint64_t>(tensor.data));
+    for (int dim = 0; dim < tensor.shape.ndim; ++dim) writer.put(tensor.strides[dim]);
+  }
+  own_ = std::move(writer).take();
+  digest_ = digest_of(own_);
+}
+
+const Blob* SourceTables::news_for(Rank peer) {
+  const auto [entry, fresh] = told_.emplace(peer, digest_);
+  if (!fresh && entry->second == digest_) return nullptr;
+  entry->second = digest_;
+  return &own_;
+}
+
+bool SourceTables::knows(Rank peer, uint64_t digest) const {
+  const auto found = theirs_.find(peer);
+  return found != theirs_.end() && found->second.digest == digest;
+}
+
+void SourceTables::add_part(const Layout& layout, Rank peer, std::string_view part, uint64_t offset,
+                            uint64_t total_bytes) {
+  Theirs& theirs = theirs_[peer];
+  if (offset == 0) theirs.arriving.clear();
+  if (offset != theirs.arriving.size() || offset + part.size() > total_bytes)
+    throw TransportError("a peer sent its addresses out of order", str_cat("rank ", peer), "");
+  theirs.arriving.append(part);
+  if (theirs.arriving.size() < total_bytes) return;
+  theirs.digest = digest_of(theirs.arriving);
+  theirs.tensors = decode_table(layout, peer, theirs.arriving);
+  theirs.arriving = {};
+}
+
+}  // namespace hybridengine

@@ -1,0 +1,145 @@
+// cma: shm, and beside it the receiver reads the sender's ordinary memory (cross-memory attach,
+// process_vm_readv), so that tensors which torch allocated are copied once.
+//
+// The kernel decides who may read whom: the same user, and under Yama (ptrace_scope 1) only a
+// process that the target named or its descendants. So each rank names its launcher, the parent of
+// all ranks, and each pair is tried with 8 bytes before it is relied upon.
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/shm.h"
+
+namespace hybridengine {
+
+extern const TransportEntry kCma, kShm;
+
+namespace {
+
+constexpr size_t kMaxRuns = 512;  // per system call; the kernel takes 1024
+
+int yama_scope() {
+  int scope = 0;
+  std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope;
+  return scope;
+}
+
+/// One system call. Bytes copied, or -1 with errno.
+ssize_t read_process(int pid, std::span<const RemoteRun> runs) {
+  iovec local[kMaxRuns], remote[kMaxRuns];
+  for (size_t i = 0; i < runs.size(); ++i) {
+    local[i] = {runs[i].local, runs[i].bytes};
+    remote[i] = {reinterpret_cast<void*>(runs[i].address), runs[i].bytes};
+  }
+  return ::process_vm_readv(pid, local, runs.size(), remote, runs.size(), 0);
+}
+
+Probe probe_self() {
+  uint64_t value = 42, copy = 0;
+  const RemoteRun run{reinterpret_cast<uint64_t>(&value), reinterpret_cast<std::byte*>(&copy),
+                      sizeof copy};
+  if (read_process(::getpid(), std::span(&run, 1)) != sizeof copy || copy != value)
+    return {false, str_cat("process_vm_readv does not work here (", std::strerror(errno), ")")};
+  if (yama_scope() >= 2) return {false, "kernel.yama.ptrace_scope forbids it; set it to 0 or 1"};
+  return {true, ""};
+}
+
+class CmaTransport : public ShmTransport {
+ public:
+  CmaTransport(Rank rank, int32_t world, const std::string& group)
+      : ShmTransport(rank, world, group), tried_(world, Tried::kNo) {
+    if (yama_scope() == 1) ::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0);
+    probe_value_ = std::random_device{}();
+    own_board()->probe_address = reinterpret_cast<uint64_t>(&probe_value_);
+    own_board()->probe_value = probe_value_;
+  }
+
+  const char* name() const override { return kCma.name; }
+  const Caps& caps() const override { return kCma.caps; }
+
+ protected:
+  bool readable(Rank peer) override {
+    if (tried_[peer] == Tried::kNo) tried_[peer] = try_to_read(peer) ? Tried::kGood : Tried::kBad;
+    return tried_[peer] == Tried::kGood;
+  }
+
+  void read(Rank peer, std::span<const RemoteRun> runs) override {
+    const Process& process = peer_of(peer).process;
+    while (!runs.empty()) {
+      // A number that was given to a new process must not be read: the pidfd knows.
+      if (process.ended(std::chrono::milliseconds(0))) throw_gone(peer, "its process ended");
+      const auto batch = runs.first(std::min(runs.size(), kMaxRuns));
+      const ssize_t copied = read_process(process.pid(), batch);
+      if (copied < 0) throw_gone(peer, std::strerror(errno));
+      runs = runs.subspan(finish_batch(peer, batch, static_cast<size_t>(copied)));
+    }
+  }
+
+ private:
+  enum class Tried : uint8_t { kNo, kGood, kBad };
+
+  bool try_to_read(Rank peer) {
+    const Board* theirs = board(peer);
+    uint64_t found = 0;
+    const RemoteRun run{theirs->probe_address, reinterpret_cast<std::byte*>(&found), sizeof found};
+    const int pid = peer_of(peer).process.pid();
+    if (read_process(pid, std::span(&run, 1)) == sizeof found && found == theirs->probe_value)
+      return true;
+    log(LogLevel::kWarn, Subsystem::kTransport, "cma cannot read the memory of rank ", peer,
+        " (process ", pid, ", ", std::strerror(errno),
+        "); copying through shared memory instead. Ranks must share a PID namespace, and a parent "
+        "where kernel.yama.ptrace_scope is 1.");
+    return false;
+  }
+
+  /// The kernel may stop early, at a page that it cannot read or where a call would take too long:
+  /// the rest of that run is read by itself. Returns how many runs are through.
+  size_t finish_batch(Rank peer, std::span<const RemoteRun> batch, size_t copied) {
+    size_t done = 0;
+    for (; done < batch.size() && copied >= batch[done].bytes; ++done) copied -= batch[done].bytes;
+    if (done == batch.size()) return done;
+    RemoteRun rest = batch[done];
+    for (;;) {
+      rest = {rest.address + copied, rest.local + copied, rest.bytes - copied};
+      if (rest.bytes == 0) return done + 1;
+      const ssize_t more = read_process(peer_of(peer).process.pid(), std::span(&rest, 1));
+      if (more <= 0) throw_gone(peer, more < 0 ? std::strerror(errno) : "nothing could be read");
+      copied = static_cast<size_t>(more);
+    }
+  }
+
+  [[noreturn]] void throw_gone(Rank peer, const char* reason) {
+    throw TransportError(str_cat("cannot read the memory of rank ", peer),
+                         str_cat("process ", peer_of(peer).process.pid(), ", ", reason),
+                         str_cat("See rank ", peer, "'s log."));
+  }
+
+  uint64_t probe_value_ = 0;
+  std::vector<Tried> tried_;
+};
+
+}  // namespace
+
+constinit const TransportEntry kCma{
+    .name = "cma",
+    .summary = "processes of one host: shared memory, and reading the sender's memory",
+    .caps = {.window = true, .direct = true, .pull = true, .processes = true},
+    .probe =
+        [] {
+          const Probe shm = kShm.probe();
+          return shm.available ? probe_self() : shm;
+        },
+    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
+      return std::make_unique<CmaTransport>(rank, world, group);
+    },
+};
+
+}  // namespace hybridengine

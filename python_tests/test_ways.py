@@ -1,0 +1,170 @@
+"""The three ways of a bucket: through staging, written in place, read where it lies.
+
+Every way must give the same bytes; which one was taken shows in the staging that a run needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import hybridengine
+from hybridengine import Layout, Resharder, Spec, _core
+
+# Long stretches (read where they lie) and short ones (never read).
+SHAPES = {"long": (256, 512), "uneven": (7, 4099), "short": (64, 5), "one": (1,), "none": (0, 3)}
+
+
+def full_model(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, generator=generator)
+        for name, shape in SHAPES.items()
+    }
+
+
+def shard_of(full: dict[str, torch.Tensor], layout: Layout, rank: int) -> dict[str, torch.Tensor]:
+    """What `rank` holds under a layout that keeps names and cuts dim 0."""
+    shards = {name: torch.empty(shape, dtype=torch.int32) for name, shape, _ in layout.locals(rank)}
+    for tensor, local, start, size, _, _ in layout.pieces(rank):
+        box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+        shards[local].copy_(full[tensor][box])
+    return shards
+
+
+def move(comm: Any, source_kind: str, out_kind: str, runs: int) -> list[tuple[int, ...]]:
+    """(buckets in, written in place, read) of each run; throws where one gives a wrong byte."""
+    spec = Spec.from_tensors([(name, shape, "int32") for name, shape in SHAPES.items()])
+    src, dst = Layout.fsdp2(2).bind(spec), Layout.fsdp2(3, ranks=[1, 2, 3]).bind(spec)
+    model = shard_of(full_model(0), src, comm.rank) if comm.rank < 2 else None
+    if source_kind == "strided" and model is not None:
+        model = {name: t.new_zeros(*t.shape, 2)[..., 0] for name, t in model.items()}
+    rows = dst.locals(comm.rank)
+    out = None
+    if out_kind == "torch":
+        out = {name: torch.full(shape, 7, dtype=torch.int32) for name, shape, _ in rows}
+    if out_kind == "ours":
+        out = hybridengine.empty(dst, comm.rank)
+    resharder = Resharder(model, src, dst, comm=comm, out=out, verify=True, bucket_bytes=100_000)
+    ways = []
+    for seed in range(runs):
+        full = full_model(seed)
+        for name, shard in shard_of(full, src, comm.rank).items() if model is not None else ():
+            model[name].copy_(shard)
+        result = resharder.run()
+        for name, shard in shard_of(full, dst, comm.rank).items() if rows else ():
+            assert torch.equal(result[name], shard), (name, seed)
+        report = resharder.report
+        ways.append((report.buckets_in, report.direct_buckets, report.pulled_buckets))
+        assert report.received_over_bound == 1.0
+        assert report.verified_buckets == report.buckets_in
+        assert (report.staging_bytes == 0) == (sum(ways[-1][1:]) == report.buckets_in)
+    return ways
+
+
+@pytest.mark.parametrize("transport", ["loopback", "shm", "cma"])
+@pytest.mark.parametrize("source_kind", ["contiguous", "strided"])
+@pytest.mark.parametrize("out_kind", ["fresh", "torch", "ours"])
+def test_every_way_gives_the_same_bytes(transport, source_kind, out_kind):
+    results = run_ranks(4, move, source_kind, out_kind, 3, transport=transport)
+    assert results[0] == [(0, 0, 0)] * 3  # no destination
+    for buckets, direct, pulled in results[2] + results[3]:
+        assert buckets >= 2
+        assert direct == (0 if out_kind == "torch" else buckets)
+        reads = out_kind == "torch" and source_kind == "contiguous" and transport != "shm"
+        assert (pulled > 0) == reads
+
+
+def read_moved_sources(comm: Any) -> None:
+    """The source's memory is another one in the second run."""
+    spec = Spec.from_tensors([("w", (64, 1024), "float32")])
+    src, dst = Layout.hf().bind(spec), Layout.replicated(1, ranks=[1]).bind(spec)
+    holder = torch.nn.Module()
+    holder.w = torch.nn.Parameter(torch.ones(64, 1024))
+    out = {"w": torch.zeros(64, 1024)} if comm.rank == 1 else {}
+    resharder = Resharder(holder if comm.rank == 0 else None, src, dst, comm=comm, out=out)
+    for value in (1.0, 2.0, 3.0):
+        holder.w.data = torch.full((64, 1024), value)
+        resharder.run()
+        if comm.rank == 1:
+            assert bool((out["w"] == value).all()), value
+
+
+@pytest.mark.parametrize("transport", ["loopback", "shm", "cma"])
+def test_sources_may_move_between_runs(transport):
+    run_ranks(2, read_moved_sources, transport=transport)
+
+
+def reuse(comm: Any) -> tuple[int, int, int]:
+    spec = Spec.from_tensors([("w", (512, 1024), "float32")])
+    src, dst = Layout.fsdp2(2).bind(spec), Layout.fsdp2(1, ranks=[comm.world - 1]).bind(spec)
+    model = shard_of({"w": torch.zeros(512, 1024, dtype=torch.int32)}, src, comm.rank)
+    model = {name: tensor.float() for name, tensor in model.items()}
+    resharder = Resharder(model, src, dst, comm=comm)
+
+    def address() -> int:
+        result = resharder.run()
+        return result["w"].data_ptr() if result else 0
+
+    first = address()
+    second = address()  # the first result is gone: its memory is used again
+    kept = resharder.run()
+    third = address()  # `kept` is alive: other memory
+    assert not kept or kept["w"].data_ptr() != third
+    return first, second, third
+
+
+@pytest.mark.parametrize("transport", ["shm", "cma"])
+def test_fresh_memory_is_used_again_once_it_is_free(transport):
+    first, second, third = run_ranks(2, reuse, transport=transport)[1]
+    assert first == second != third
+
+
+def count_descriptors(comm: Any) -> list[int]:
+    counts = []
+    for _ in range(6):
+        spec = Spec.from_tensors([("w", (256, 1024), "float32")])
+        src, dst = Layout.fsdp2(2).bind(spec), Layout.fsdp2(2, ranks=[1, 0]).bind(spec)
+        model = {name: torch.ones(shape) for name, shape, _ in src.locals(comm.rank)}
+        resharder = Resharder(model, src, dst, comm=comm)
+        resharder.run()
+        del resharder
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts
+
+
+def test_resharders_leave_no_descriptors():
+    for counts in run_ranks(2, count_descriptors, transport="shm"):
+        assert counts[-1] <= counts[1], counts
+
+
+def test_empty_gives_the_tensors_of_a_layout():
+    spec = Spec.from_tensors([(name, shape, "int32") for name, shape in SHAPES.items()])
+    layout = Layout.fsdp2(3).bind(spec)
+    tensors = hybridengine.empty(layout, 1)
+    assert [(n, tuple(t.shape)) for n, t in tensors.items()] == [
+        (name, shape) for name, shape, _ in layout.locals(1)
+    ]
+    for tensor in tensors.values():
+        assert tensor.is_contiguous() and bool((tensor == 0).all())
+        tensor.fill_(-1)
+    assert bool((tensors["long"] == -1).all())
+    assert hybridengine.empty(layout, 7) == {}
+
+
+def test_room_is_checked_before_memory_is_promised():
+    with pytest.raises(_core.UsageError, match="destination tensors"):
+        _core.Segment(1 << 60)
+
+
+def test_huge_pages_keep_the_contents():
+    tensor = torch.arange(3 << 20, dtype=torch.int32)
+    collapsed = _core.collapse([tensor, torch.zeros(5)])
+    assert collapsed % (2 << 20) == 0
+    assert torch.equal(tensor, torch.arange(3 << 20, dtype=torch.int32))
