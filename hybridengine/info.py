@@ -33,7 +33,7 @@ _PACKAGES = ("torch", "numpy", "transformers", "vllm", "ray")
 
 
 def collect() -> dict[str, Any]:
-    """Every fact, JSON-ready: python, packages, build, cuda, transports, environment.
+    """Every fact, JSON-ready: python, packages, build, cpu_loops, cuda, transports, environment.
 
     A value of the environment that does not parse is shown as it is, never raised: `info` is
     what one runs to find out what is wrong.
@@ -45,6 +45,7 @@ def collect() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: _package_version(name) for name in _PACKAGES},
         "build": build,
+        "cpu_loops": _collect_cpu_loops(),
         "cuda": _collect_cuda(build),
         "transports": _core.transports(),
         "environment": _core.env_table(),
@@ -86,6 +87,7 @@ def build_rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = [
         ("commit", build["commit"], ""),
         ("compiler", build["compiler"], build["build_type"]),
+        ("CPU loops", facts["cpu_loops"]["isa"], facts["cpu_loops"]["reason"]),
         ("CUDA", _on_off(build["cuda"]), build["cuda_reason"]),
         ("NCCL", _on_off(build["cuda"] and build["nccl_header"] != ""), nccl_reason),
         ("RDMA", _on_off(build["rdma_header"] != ""), build["rdma_reason"]),
@@ -97,6 +99,13 @@ def build_rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
         rows.append(("CUDA devices", devices, cuda["reason"]))
         rows.append(("CUDA driver", cuda["driver"] or "none", f"runtime {cuda['runtime']}"))
     return rows
+
+
+def _collect_cpu_loops() -> dict[str, str]:
+    try:
+        return {"isa": _core.isa(), "reason": f"usable: {', '.join(_core.usable_isas())}"}
+    except _core.UsageError as error:
+        return {"isa": "none", "reason": str(error)}
 
 
 def _collect_cuda(build: dict[str, Any]) -> dict[str, Any]:

@@ -91,12 +91,13 @@ class SkipCheck:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of ours is set, and log and trace forget afterwards what the test set."""
+    """No variable of ours is set, and what the test set is forgotten afterwards."""
     from hybridengine import _core
 
     def forget() -> None:
         _core.refresh_log()
         _core.refresh_trace()
+        _core.refresh_isa()
         _core.set_rank(-1)
 
     for name in [name for name in os.environ if name.startswith("HYBRIDENGINE_")]:

@@ -50,6 +50,7 @@ def test_env_table_has_every_field_and_the_defaults():
         "HYBRIDENGINE_TIMEOUT_S": "300",
         "HYBRIDENGINE_ENTER_TIMEOUT_S": "1800",
         "HYBRIDENGINE_TOKEN": "",
+        "HYBRIDENGINE_ISA": "auto",
     }
     for row in table.values():
         assert list(row) == ["name", "meaning", "default", "value", "legal"]
@@ -81,6 +82,7 @@ def test_env_is_read_at_use(monkeypatch):
         ("LOG_SUBSYS", "comm,", "all or a comma-separated list of base, layout"),
         ("CHECK", "yes", "0 or 1"),
         ("CHECK", " 1", "0 or 1"),
+        ("ISA", "avx2", "auto, x86-64-v2, x86-64-v3, x86-64-v4 or portable"),
         ("TRANSPORT", "shm tcp", "auto or the name of a transport"),
         *[("TIMEOUT_S", bad, "a number of seconds") for bad in BAD_SECONDS],
         ("ENTER_TIMEOUT_S", "0.0001", "a number of seconds"),

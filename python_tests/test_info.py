@@ -30,6 +30,7 @@ def _facts(**build: Any) -> dict[str, Any]:
             "rdma_reason": "no infiniband/verbs.h",
             **build,
         },
+        "cpu_loops": {"isa": "x86-64-v3", "reason": "usable: x86-64-v3, x86-64-v2"},
         "cuda": {"devices": [], "reason": "no driver", "runtime": "13.0", "driver": ""},
         "transports": [
             {"name": "shm", "summary": "shared memory", "available": True, "reason": ""},
@@ -98,6 +99,18 @@ def test_a_bad_value_in_the_environment_is_shown_not_raised(
 ) -> None:
     monkeypatch.setenv("HYBRIDENGINE_TIMEOUT_S", "soon")
     assert "soon" in _rendered(info.collect())
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_the_instruction_set_is_shown_even_where_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = dict((row[0], row[1:]) for row in info.build_rows(info.collect()))
+    assert rows["CPU loops"] == (_core.isa(), f"usable: {', '.join(_core.usable_isas())}")
+    monkeypatch.setenv("HYBRIDENGINE_ISA", "x87")
+    _core.refresh_isa()
+    rows = dict((row[0], row[1:]) for row in info.build_rows(info.collect()))
+    assert rows["CPU loops"][0] == "none" and "HYBRIDENGINE_ISA=x87" in rows["CPU loops"][1]
 
 
 def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

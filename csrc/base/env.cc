@@ -58,6 +58,13 @@ void check_flag(const EnvVariable& variable, std::string_view value) {
   if (value != "0" && value != "1") refuse(variable, value);
 }
 
+constexpr std::array<std::string_view, 5> kIsas{"auto", "x86-64-v2", "x86-64-v3", "x86-64-v4",
+                                                "portable"};
+
+void check_isa(const EnvVariable& variable, std::string_view value) {
+  if (std::find(kIsas.begin(), kIsas.end(), value) == kIsas.end()) refuse(variable, value);
+}
+
 void check_name(const EnvVariable& variable, std::string_view value) {
   const auto legal = [](unsigned char letter) {
     return std::islower(letter) || std::isdigit(letter) || letter == '_';
@@ -89,6 +96,7 @@ enum Row : size_t {
   kTimeout,
   kEnterTimeout,
   kToken,
+  kIsa,
   kNumRows,
 };
 
@@ -117,6 +125,8 @@ constexpr std::array<EnvVariable, kNumRows> kTable{{
      kLegalSeconds, false, check_seconds},
     {"HYBRIDENGINE_TOKEN", "secret that ranks prove to each other when they connect", "",
      "any text, the same on all ranks", true, check_any},
+    {"HYBRIDENGINE_ISA", "instruction set of the loops that copy, convert and reduce on the CPU",
+     "auto", "auto, x86-64-v2, x86-64-v3, x86-64-v4 or portable", false, check_isa},
 }};
 
 std::string_view raw_value(const EnvVariable& variable) {
@@ -183,6 +193,8 @@ std::chrono::milliseconds env_enter_timeout() {
 }
 
 std::string env_token() { return std::string(value_of(kToken)); }
+
+std::string env_isa() { return std::string(value_of(kIsa)); }
 
 std::string with_rank(std::string_view pattern, int rank) {
   std::string text(pattern);

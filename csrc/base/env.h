@@ -51,6 +51,7 @@ std::string env_transport();  // "auto" or a name, which only the registry can j
 std::chrono::milliseconds env_timeout();
 std::chrono::milliseconds env_enter_timeout();
 std::string env_token();  // secret: never log it; "" = none
+std::string env_isa();    // "auto" or a name; device/isa.h knows whether the CPU has it
 
 /// `pattern` with every %r replaced by the rank; by 0 before there is one.
 std::string with_rank(std::string_view pattern, int rank);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "device/isa.h"
 #include "device/loops.h"
 
 // A copy is first made *simple*: dims of size 1 are dropped, dims are sorted so that the
@@ -21,6 +22,16 @@ namespace {
 // Elements along each side of a tile: a cache line of both ends is used whole, and at a pitch of a
 // power of two (all lines in one cache set) few lines are evicted before they have been used.
 constexpr int64_t kTileElems = 16;
+
+// Copies of this many bytes and more are written past the cache, smaller ones stay in it for the
+// reader that follows. Measured: streaming a cold destination is 1.5 times as fast at every size;
+// where the same core reads the copy next, streaming wins from 128 KiB on.
+constexpr int64_t kStreamBytes = 256 << 10;
+
+// Shorter runs are only streamed where each is made of whole cache lines: the lines at the ends of
+// the others are not, and cost as much as is saved.
+constexpr int64_t kStreamRunBytes = 256;
+constexpr int64_t kLineBytes = 64;
 
 // What digest_strided gathers before it digests it; lies on the stack.
 constexpr int64_t kGatherBytes = 4096;
@@ -125,8 +136,15 @@ Dim take_row(DimList& list, const Dim& col, bool& transposed) {
 }
 
 BlockLoop element_loop(Dtype src, Dtype dst) {
-  if (src == dst) return loops().elements[std::countr_zero(dtype_bytes(src))];
-  return loops().convert[static_cast<int>(src)][static_cast<int>(dst)];
+  if (src == dst) return loops().copy.elements[std::countr_zero(dtype_bytes(src))];
+  return loops().convert.blocks[static_cast<int>(src)][static_cast<int>(dst)];
+}
+
+/// Whether runs of so many bytes, `block.dst_row` apart, are worth streaming.
+bool streams_well(const Block& block, int64_t run_bytes, const std::byte* dst) {
+  const auto places = reinterpret_cast<uintptr_t>(dst) | static_cast<uintptr_t>(block.dst_row) |
+                      static_cast<uintptr_t>(run_bytes);
+  return run_bytes >= kStreamRunBytes || places % kLineBytes == 0;
 }
 
 void check_dtypes(Dtype src, Dtype dst) {
@@ -142,6 +160,8 @@ void copy_strided(const StridedEnd& src, const StridedEnd& dst, int ndim, const 
   bool empty;
   DimList list = dims_of(src, dst, ndim, size, empty);
   if (empty) return;
+  int64_t num_elems = 1;
+  for (const Dim& dim : list) num_elems *= dim.size;
   std::stable_sort(list.begin(), list.end(), [](const Dim& a, const Dim& b) {
     return a.dst != b.dst ? a.dst > b.dst : std::abs(a.src) > std::abs(b.src);
   });
@@ -153,18 +173,25 @@ void copy_strided(const StridedEnd& src, const StridedEnd& dst, int ndim, const 
   bool transposed;
   const Dim row = take_row(list, col, transposed);
   Block block{row.size, col.size, row.src, col.src, row.dst, col.dst};
-
+  const bool same = src.dtype == dst.dtype;
+  const bool dst_runs = col.dst == dst_bytes;
   BlockLoop loop = element_loop(src.dtype, dst.dtype);
-  if (src.dtype == dst.dtype && col.src == src_bytes && col.dst == dst_bytes) {
-    loop = loops().rows;
+  if (same && dst_runs && col.src == src_bytes) {
+    loop = loops().copy.rows;
     block.cols *= src_bytes;
+  } else if (same && dst_runs && row.src == src_bytes) {
+    loop = loops().copy.transpose[std::countr_zero(static_cast<uint64_t>(src_bytes))];
+    transposed = false;
   }
+  block.stream = dst_runs && num_elems * dst_bytes >= kStreamBytes &&
+                 streams_well(block, col.size * dst_bytes, dst.data);
   for_each_index(list, src.data, dst.data, [&](const std::byte* from, std::byte* to) {
     if (transposed)
       run_tiled(loop, from, to, block);
     else
       loop(from, to, block);
   });
+  if (block.stream) loops().copy.fence();
 }
 
 void digest_strided(const StridedEnd& src, int ndim, const Dims& size, Digest& digest) {

@@ -1,8 +1,10 @@
-// The inner loops of host copies: a block of rows x cols elements, any strides.
+// The inner loops of the host: blocks of rows x cols elements with any strides, and reductions over
+// contiguous runs.
 //
-// What it is not: aware of more than two dims, of overlap or of Dtype's legality; copy.cc decides
-// which loop runs over which two dims. Loops are reached through a table because the source of the
-// loops is meant to be compiled once per instruction set, the table being chosen at load.
+// What it is not: aware of more than two dims, of overlap or of Dtype's legality; copy.cc and
+// reduce.cc decide which loop runs over what. The sources in loops/ are compiled once per
+// instruction set, and the table of the best one that the CPU has is chosen when it is first needed
+// (isa.h). All tables give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -20,19 +22,52 @@ struct Block {
   int64_t cols = 1;
   int64_t src_row = 0, src_col = 0;
   int64_t dst_row = 0, dst_col = 0;
+  /// Stores may bypass the cache: `fence` must follow before anybody else is told of them.
+  bool stream = false;
 };
 
 /// Moves a block. Addresses may be unaligned; the ends must not overlap.
 using BlockLoop = void (*)(const std::byte* src, std::byte* dst, const Block& block);
 
-struct Loops {
+struct CopyLoops {
   BlockLoop rows;         // cols are bytes, contiguous at both ends (src_col, dst_col unused)
   BlockLoop elements[4];  // elements of 1, 2, 4, 8 bytes
-  /// [src][dst], the floating types of Dtype in its order; the diagonal is null.
-  BlockLoop convert[kNumFloatingDtypes][kNumFloatingDtypes];
+  /// The same where rows are contiguous at the source and cols at the destination (src_row and
+  /// dst_col are the size of an element).
+  BlockLoop transpose[4];
+  /// Orders what was streamed before what this thread stores next.
+  void (*fence)();
 };
 
-/// The loops for this machine.
-const Loops& loops();
+struct ConvertLoops {
+  /// [src][dst], the floating types of Dtype in its order; the diagonal is null.
+  BlockLoop blocks[kNumFloatingDtypes][kNumFloatingDtypes];
+};
+
+enum class ReduceOp : uint8_t { kSum, kMin, kMax };
+inline constexpr int kNumReduceOps = 3;
+
+/// For each of `count` elements: dst = dst op src. The ends must not overlap.
+using ReduceLoop = void (*)(const std::byte* src, std::byte* dst, int64_t count);
+/// dst = accumulator / divisor, rounded to the type of dst.
+using FinishLoop = void (*)(const std::byte* accumulator, int divisor, std::byte* dst,
+                            int64_t count);
+/// dst = (srcs[0] op srcs[1] op ...) / divisor; dst may be one of the sources.
+using FoldLoop = void (*)(const std::byte* const* srcs, int num_srcs, int divisor, std::byte* dst,
+                          int64_t count);
+
+/// By Dtype; null where the type cannot be reduced (reduce.h says which).
+struct ReduceLoops {
+  ReduceLoop reduce[kNumReduceOps][kNumDtypes];
+  ReduceLoop accumulate[kNumReduceOps][kNumDtypes];  // dst is an accumulator
+  FoldLoop fold[kNumReduceOps][kNumDtypes];
+  FinishLoop finish[kNumDtypes];
+};
+
+struct Loops {
+  const CopyLoops& copy;
+  const ConvertLoops& convert;
+  const ReduceLoops& reduce;
+};
 
 }  // namespace hybridengine

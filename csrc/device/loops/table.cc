@@ -1,0 +1,9 @@
+#include "device/loops/table.h"
+
+#include "device/loops/parts.h"
+
+namespace hybridengine::HE_ISA {
+
+const Loops kLoops{kCopyLoops, kConvertLoops, kReduceLoops};
+
+}  // namespace hybridengine::HE_ISA
