@@ -26,7 +26,7 @@ class Pattern:
     """The values of one round."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self.number = number
         self._tables: dict[torch.dtype, torch.Tensor] = {}
 
     def fill(self, layout: Layout, rank: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -78,7 +78,7 @@ class Pattern:
     def _range(self, name: str, begin: int, count: int, bits: torch.dtype) -> torch.Tensor:
         """Elements begin..begin+count of the flattened tensor."""
         if bits not in self._tables:
-            self._tables[bits] = _table(bits, self._number)
+            self._tables[bits] = _table(bits, self.number)
         table = self._tables[bits]
         at = (begin + zlib.crc32(name.encode())) % _PERIOD
         if at + count <= _PERIOD:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from hybridengine import _core
@@ -15,6 +17,7 @@ from hybridengine.spec import Spec
 
 
 def _ranks(options: Options) -> int:
+    options.sizes()  # refuses a sweep that makes no sense before ranks start
     return 2
 
 
@@ -36,9 +39,15 @@ def on_rank(spec: Spec, rank: int) -> Layout:
     """Everything whole on one rank."""
     locals_ = [(rank, name, shape, dtype) for name, shape, dtype in spec.tensors]
     pieces = [
-        (name, rank, name, (0,), shape, 0, (1,)) for name, shape, _ in spec.tensors if shape != (0,)
+        (name, rank, name, (0,) * len(shape), shape, 0, _strides(shape))
+        for name, shape, _ in spec.tensors
+        if 0 not in shape
     ]
     return Layout(_core.Layout(f"rank {rank}", spec.core, [rank], locals_, pieces), spec)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 BENCH = Bench(
