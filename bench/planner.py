@@ -1,21 +1,26 @@
 """Seconds to bind, plan and schedule models that exist only as shapes. One core, no weights.
 
-python bench/planner.py --case moe --repeat 5
-
-Cases: `moe` is shaped like Qwen3-30B-A3B (18 867 tensors), from 16 ranks in two pipeline stages,
-with the experts of a stage spread over its 8 ranks, to 4 replicas of tensor parallelism over 4.
-`fsdp-tp` and `fsdp-replicated` take --tensors small matrices from fsdp2(--src) to tensor
-parallelism over, or whole tensors on, --dst ranks.
+`moe` is shaped like Qwen3-30B-A3B (18 867 tensors), from 16 ranks in two pipeline stages, with the
+experts of a stage spread over its 8 ranks, to 4 replicas of tensor parallelism over 4; its source
+is laid out by hand, so only its destination is bound. The others take small matrices from 16 chunks
+of dim 0 to tensor parallelism over 4 ranks, or whole onto 4.
 """
 
-import argparse
+from __future__ import annotations
+
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hybridengine import _core
+from hybridengine._bench import results
+from hybridengine._bench.flags import Options, parse
+from hybridengine._core import UsageError
+
+SUMMARY = "seconds to bind, plan and schedule"
 
 LAYERS, EXPERTS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERT_SIZE, VOCAB = (
     48,
@@ -32,9 +37,12 @@ STAGES, STAGE_RANKS = 2, 8
 
 @dataclass(frozen=True)
 class Case:
+    """`src` and `dst` bind a side; `src` is None where that side is laid out by hand."""
+
     spec: Any
     src: Callable[[], Any]
     dst: Callable[[], Any]
+    src_is_bound: bool = True
 
 
 def moe_rows() -> list[tuple[str, tuple[int, ...], str]]:
@@ -125,52 +133,106 @@ def plain_rule(text: str, ranks: int, cuts: list[Any]) -> Any:
     return _core.LayoutRule(f"{text}({ranks})", mesh, [_core.TensorRule("**", cuts=cuts)])
 
 
-def make_case(args: argparse.Namespace) -> Case:
-    if args.case == "moe":
-        rows = moe_rows()
-        spec = _core.Spec(rows)
-        source = moe_source(spec, rows)
-        rule = tp_rule(4, 4)
-        return Case(spec, lambda: source, lambda: _core.bind(rule, spec))
-    names = [f"model.layers.{i // 10}.block.{i % 10}.weight" for i in range(args.tensors)]
+def moe_case() -> Case:
+    rows = moe_rows()
+    spec = _core.Spec(rows)
+    source = moe_source(spec, rows)
+    rule = tp_rule(4, 4)
+    return Case(spec, lambda: source, lambda: _core.bind(rule, spec), src_is_bound=False)
+
+
+def matrices_case(count: int, dst_cuts: list[Any]) -> Case:
+    """`count` matrices from 16 chunks to 4 ranks."""
+    names = [f"model.layers.{i // 10}.block.{i % 10}.weight" for i in range(count)]
     spec = _core.Spec([(name, (240, 64), "bfloat16") for name in names])
-    src = plain_rule("fsdp2", args.src, [_core.Cut(0, 0, "chunk")])
-    cuts = [_core.Cut(1, 0, "even")] if args.case == "fsdp-tp" else []
-    dst = plain_rule(args.case.removeprefix("fsdp-"), args.dst, cuts)
+    src = plain_rule("fsdp2", 16, [_core.Cut(0, 0, "chunk")])
+    dst = plain_rule("tp" if dst_cuts else "replicated", 4, dst_cuts)
     return Case(spec, lambda: _core.bind(src, spec), lambda: _core.bind(dst, spec))
 
 
-def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-    began = time.perf_counter()
-    result = function(*args)
-    return result, time.perf_counter() - began
+_CASES: dict[str, Callable[[], Case]] = {
+    "fsdp-tp-10k": lambda: matrices_case(10_000, [_core.Cut(1, 0, "even")]),
+    "fsdp-replicated-10k": lambda: matrices_case(10_000, []),
+    "moe": moe_case,
+    "fsdp-tp-100k": lambda: matrices_case(100_000, [_core.Cut(1, 0, "even")]),
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=["moe", "fsdp-tp", "fsdp-replicated"], default="moe")
-    parser.add_argument("--tensors", type=int, default=20_000, help="not for moe")
-    parser.add_argument("--src", type=int, default=16, help="ranks of the source, not for moe")
-    parser.add_argument("--dst", type=int, default=4, help="ranks that receive, not for moe")
-    parser.add_argument("--repeat", type=int, default=5)
-    args = parser.parse_args()
-    case = make_case(args)
+def main(arguments: list[str]) -> int:
+    """Prints a line per case; 0. Throws UsageError."""
+    options = parse("planner", SUMMARY, ("only",), arguments)
+    results.check_path(options.json_path)
+    shared = results.provenance("planner", arguments)
+    chosen = [name for name in _CASES if not options.only or name.startswith(options.only)]
+    if not chosen:
+        raise UsageError(f"--only names no case. Cases are {', '.join(_CASES)}.")
     rows = []
-    for _ in range(args.repeat):
-        src, src_s = timed(case.src)
-        dst, dst_s = timed(case.dst)
-        plan, plan_s = timed(_core.make_plan, src, dst)
-        schedule, schedule_s = timed(_core.make_schedule, plan)
-        rows.append((src_s, dst_s, plan_s, schedule_s))
-        counts = plan.num_moves, schedule.num_buckets
-        check = plan.certificate.received_over_bound, plan.certificate.sender_max_over_mean
+    silent = options.json_path == "-"
+    if not silent:
+        _print_header(shared)
+    for name in chosen:
+        rows.append(measure(name, _CASES[name](), options))
+        if not silent:
+            _print_row(rows[-1])
+    if options.json_path is not None:
+        results.write(options.json_path, [{**shared, **row} for row in rows])
+    return 0
+
+
+def measure(name: str, case: Case, options: Options) -> dict[str, Any]:
+    """Medians over the iterations. With -c from 1 the plan and the schedule are proved first."""
+    if options.check:
+        _prove(case)
+    times: list[tuple[float, ...]] = []
+    for iteration in range(-options.warmup, options.iters):
+        src, src_s = _timed(case.src)
+        dst, dst_s = _timed(case.dst)
+        plan, plan_s = _timed(_core.make_plan, src, dst)
+        schedule, schedule_s = _timed(_core.make_schedule, plan)
+        if iteration >= 0:
+            times.append((src_s + dst_s if case.src_is_bound else dst_s, plan_s, schedule_s))
+        facts = {
+            "num_tensors": len(case.spec.tensors),
+            "moves": plan.num_moves,
+            "buckets": schedule.num_buckets,
+            "received_over_bound": plan.certificate.received_over_bound,
+            "sender_max_over_mean": plan.certificate.sender_max_over_mean,
+        }
         del src, dst, plan, schedule
-    print(f"{args.case}: {len(case.spec.tensors)} tensors, {counts[0]} moves, {counts[1]} buckets")
-    print(f"received/bound {check[0]:.2f}, senders max/mean {check[1]:.3f}")
-    print(f"{'':10}{'bind src':>10}{'bind dst':>10}{'plan':>10}{'schedule':>10}  ms")
-    for name, pick in (("median", statistics.median), ("best", min)):
-        print(f"{name:10}" + "".join(f"{pick(x) * 1e3:10.1f}" for x in zip(*rows, strict=True)))
+    bind, plan_seconds, schedule_seconds = map(statistics.median, zip(*times, strict=True))
+    return {
+        "case": name,
+        **facts,
+        "bind_seconds": bind,
+        "plan_seconds": plan_seconds,
+        "schedule_seconds": schedule_seconds,
+    }
 
 
-if __name__ == "__main__":
-    main()
+def _prove(case: Case) -> None:
+    plan = _core.make_plan(case.src(), case.dst())
+    plan.check()
+    _core.make_schedule(plan).check()
+
+
+def _timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+    began = time.perf_counter()
+    made = function(*args)
+    return made, time.perf_counter() - began
+
+
+def _print_header(shared: dict[str, Any]) -> None:
+    sys.stdout.write(
+        f"# hybridengine {shared['version']} (commit {shared['commit']}), planner\n"
+        f"#{'tensors':>11}{'moves':>12}{'buckets':>12}{'bind':>10}{'plan':>10}{'schedule':>10}"
+        "  case\n"
+        f"#{'':>35}{'(ms)':>10}{'(ms)':>10}{'(ms)':>10}\n"
+    )
+
+
+def _print_row(row: dict[str, Any]) -> None:
+    counts = "".join(f"{row[key]:12d}" for key in ("num_tensors", "moves", "buckets"))
+    keys = ("bind_seconds", "plan_seconds", "schedule_seconds")
+    times = "".join(f"{row[key] * 1e3:10.1f}" for key in keys)
+    sys.stdout.write(f"{counts}{times}  {row['case']}\n")
+    sys.stdout.flush()

@@ -172,6 +172,24 @@ def info_command(
         info.render(facts, Console())
 
 
+@app.command(
+    name="bench",
+    add_help_option=False,
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+    },
+)
+def bench_command(context: typer.Context) -> None:
+    """Benchmarks, with nccl-tests' flags and table: `hybridengine bench` lists them."""
+    from hybridengine._bench.command import main as bench
+
+    _core.check_env()
+    with _exit_on_sigterm():
+        raise typer.Exit(bench(context.args))
+
+
 def parse_size(text: str) -> int:
     """Bytes from '32M', '32MiB' or '33554432'. Throws UsageError."""
     match = re.fullmatch(r"\s*([0-9]{1,15})\s*([KMG]?)(?:iB)?\s*", text, re.IGNORECASE)

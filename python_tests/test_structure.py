@@ -143,6 +143,7 @@ def test_files_are_short() -> None:
     for folder, suffixes in (
         (_CSRC, (".h", ".cc", ".cu")),
         (_PACKAGE, (".py",)),
+        (_ROOT / "bench", (".py",)),
         (_ROOT / "python_tests", (".py",)),
         (_ROOT / "cuda_tests", (".py", ".cc", ".cu")),
     ):

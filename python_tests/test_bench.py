@@ -1,0 +1,309 @@
+"""Benchmarks: what they print, write and return, and that they find one wrong element."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_scenarios
+import pytest
+import torch
+
+import hybridengine
+from hybridengine import _core, cli
+from hybridengine._bench import command, flags, planner, results, send_recv
+from hybridengine.launch import run_local
+from hybridengine.spec import Spec
+
+# Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 36,
+    "intermediate_size": 33,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 190,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+QUICK = ["-n", "2"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A directory with shapes only."""
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return str(directory)
+
+
+@pytest.fixture
+def bench(capsys):
+    """Runs `hybridengine bench ...` in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(["bench", *arguments])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def reshard(model: str, src: str, dst: str, *more: str) -> list[str]:
+    return ["reshard", "--model", model, "--src", src, "--dst", dst, *QUICK, *more]
+
+
+def table_rows(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines() if not line.startswith("#")]
+
+
+# Sizes that are no multiple of an element, of a bucket or of the number of tensors; and nothing.
+SIZES = [
+    ["-b", "0", "-e", "9", "-i", "3", "-d", "uint8", "--tensors", "4"],
+    ["-b", "1", "-e", "5K", "-f", "17", "-d", "bfloat16", "--tensors", "3"],
+    ["-b", "4097", "-e", "4097", "-d", "double", "--bucket", "1K"],
+    ["-b", "3M", "-e", "3M", "-d", "f8e4m3", "-m", "2", "-w", "0", "-g", "3"],
+]
+
+
+@pytest.mark.parametrize("arguments", SIZES, ids=" ".join)
+def test_odd_sizes_arrive(bench, arguments):
+    code, out, err = bench("send_recv", *arguments, *QUICK, "-c", "2", "--rival", "all")
+    assert (code, err) == (0, "")
+    rows = table_rows(out)
+    options = flags.parse("send_recv", "", send_recv.BENCH.flags, arguments)
+    ours = [row for row in rows if row[-1] == "hybridengine"]
+    assert [int(row[0]) for row in ours] == [
+        size - size % getattr(torch, options.dtypes[0]).itemsize for size in options.sizes()
+    ]
+    assert {row[8] for row in rows} == {row[12] for row in rows} == {"0"}
+    assert {row[-1] for row in rows} <= {"hybridengine", "memcpy", "gloo_send_recv"}
+    assert "# Out of bounds values : 0 OK" in out
+
+
+def test_one_altered_element_is_one_wrong_and_fails(capsys, tmp_path):
+    path = tmp_path / "b.json"
+    arguments = ["-b", "600", "-e", "600", "--tensors", "3", "--json", str(path), *QUICK]
+    options = flags.parse("send_recv", "", send_recv.BENCH.flags, arguments)
+    assert command.run_bench(bench_scenarios.SPOILED, options, arguments) == command.WRONG == 1
+    out = capsys.readouterr().out
+    ours = next(row for row in table_rows(out) if row[-1] == "hybridengine")
+    assert (ours[8], ours[12]) == ("0", "1")
+    assert "# Out of bounds values : 1 FAILED" in out
+    rows = {row["rival"]: row for row in json.loads(path.read_text())}
+    assert rows[None]["nwrong"] == rows[None]["in_place"]["nwrong"] == 1
+    assert rows["memcpy"]["nwrong"] == rows[None]["out_of_place"]["nwrong"] == 0
+
+
+def test_what_was_not_written_is_wrong(capsys):
+    arguments = ["-b", "600", "-e", "600", "-d", "bfloat16", *QUICK]
+    options = flags.parse("send_recv", "", send_recv.BENCH.flags, arguments)
+    assert command.run_bench(bench_scenarios.IDLE, options, arguments) == 1
+    ours = next(row for row in table_rows(capsys.readouterr().out) if row[-1] == "hybridengine")
+    assert (ours[8], ours[12]) == ("300", "300")
+
+
+def test_without_rounds_nothing_is_compared(bench):
+    code, out, _ = bench("send_recv", "-b", "64", "-e", "64", "-c", "0", *QUICK)
+    assert code == 0
+    assert all(row[8] == row[12] == "N/A" for row in table_rows(out))
+
+
+LINES = [
+    ("fsdp2(2)", "vllm(tp=3)@2-4", {"memcpy", "gloo_all_gather", "dtensor_full_tensor"}),
+    ("fsdp2(3)", "vllm(tp=3)", {"memcpy", "gloo_all_gather", "dtensor_full_tensor"}),
+    ("fsdp2(2)@1-2", "hf", {"memcpy", "gloo_all_gather", "dtensor_full_tensor"}),
+    ("vllm(tp=3)", "fsdp2(2)", {"memcpy", "gloo_all_gather"}),
+    ("replicated(2)", "vllm(tp=1,replicas=2)@1-2", {"memcpy", "gloo_all_gather"}),
+    ("hf", "hf", {"gloo_all_gather"}),
+]
+
+
+@pytest.mark.parametrize(("src", "dst", "others"), LINES)
+def test_reshard_and_its_rivals_are_right(bench, model, tmp_path, src, dst, others):
+    path = tmp_path / "b.json"
+    code, out, err = bench(*reshard(model, src, dst, "--rival", "all", "--json", str(path)))
+    assert (code, err) == (0, "")
+    rows = {row["rival"]: row for row in json.loads(path.read_text())}
+    assert set(rows) == {None, "rank0_broadcast", *others}
+    assert all(row["nwrong"] == 0 for row in rows.values())
+    assert rows[None]["received_over_bound"] == 1.0
+    assert ("dtensor_full_tensor is left out: the source is" in out) == (
+        "dtensor_full_tensor" not in rows
+    )
+
+
+def test_a_wrong_rival_is_found(model, capsys):
+    arguments = reshard(model, "fsdp2(2)", "replicated(2)", "--rival", "all")[1:]
+    options = flags.parse("reshard", "", bench_scenarios.SPOILED_RIVAL.flags, arguments)
+    assert command.run_bench(bench_scenarios.SPOILED_RIVAL, options, arguments) == 1
+    rows = {row[-1]: row for row in table_rows(capsys.readouterr().out)}
+    assert (rows["hybridengine"][8], rows["spoiling"][8], rows["spoiling"][12]) == ("0", "1", "0")
+
+
+ROW_KEYS = {
+    *("schema_version", "bench", "version", "commit", "command", "started", "machine", "env"),
+    *("size", "count", "type", "redop", "root", "time_us", "wall_us", "first_us", "algbw"),
+    *("busbw", "nwrong", "memcpy_ratio", "rival", "rival_ratio", "out_of_place", "in_place"),
+    *("transport", "num_ranks", "bucket_bytes", "out", "case", "src", "dst", "moved_bytes"),
+    *("received_over_bound", "buckets"),
+}
+
+
+def test_json_alone_on_stdout_says_what_where_and_how(bench, model, monkeypatch):
+    monkeypatch.setenv("HYBRIDENGINE_TOKEN", "secret")
+    monkeypatch.setenv("HYBRIDENGINE_TIMEOUT_S", "60")
+    monkeypatch.setenv("HOME_ADDRESS", "private")
+    line = reshard(model, "fsdp2(2)", "vllm(tp=3)@2-4", "--rival", "rank0_broadcast", "-J", "-")
+    code, out, err = bench(*line)
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert [row["rival"] for row in rows] == ["memcpy", None, "rank0_broadcast"]
+    for row in rows:
+        assert set(row) == ROW_KEYS
+        assert row["schema_version"] == results.SCHEMA_VERSION
+        assert row["commit"] == _core.build_facts()["commit"]
+        assert row["env"] == {"HYBRIDENGINE_TIMEOUT_S": "60"}
+        for half in (row["out_of_place"], row["in_place"]):
+            assert half["algbw"] == pytest.approx(row["size"] / half["time_us"] / 1e3)
+    ours, rival = rows[1], rows[2]
+    assert rival["rival_ratio"] == pytest.approx(rival["wall_us"] / ours["wall_us"])
+    assert ours["memcpy_ratio"] == pytest.approx(rows[0]["wall_us"] / ours["wall_us"])
+    assert ours["busbw"] == pytest.approx(ours["algbw"])  # nothing is there before
+
+
+def test_busbw_leaves_out_what_a_rank_holds(bench, model):
+    code, out, _ = bench(*reshard(model, "fsdp2(2)", "replicated(2)", "-J", "-"))
+    ours = next(row for row in json.loads(out) if row["rival"] is None)
+    spec = Spec.from_config(CONFIG)
+    assert code == 0
+    assert ours["size"] == spec.num_bytes
+    held = [hybridengine.Layout.fsdp2(2).bind(spec).num_bytes(rank) for rank in (0, 1)]
+    assert ours["moved_bytes"] == sum(held)
+    assert ours["busbw"] / ours["algbw"] == pytest.approx(max(held) / spec.num_bytes)
+
+
+BAD = [
+    (["fly"], "'fly' is no benchmark. Use reshard, send_recv"),
+    (["send_recv", "--verfy"], "unrecognized arguments: --verfy. See hybridengine bench send_recv"),
+    (["send_recv", "--mode", "x"], "unrecognized arguments"),
+    (["send_recv", "-o", "sum"], "unrecognized arguments: -o sum"),
+    (["send_recv", "stray"], "unrecognized arguments: stray"),
+    (["send_recv", "-n", "0"], "'0' is no whole number from 1"),
+    (["send_recv", "-n", "1.5"], "'1.5' is no whole number from 1"),
+    (["send_recv", "-t", "2"], "invalid choice: '2'"),
+    (["send_recv", "-a", "4"], "invalid choice: 4"),
+    (["send_recv", "-d", "bf16"], "'bf16' is no type; use int8"),
+    (["send_recv", "-b", "32X"], "'32X' is no size"),
+    (["send_recv", "-b", "-1"], "-b"),
+    (["send_recv", "-b", "2", "-e", "1"], "the sweep is empty"),
+    (["send_recv", "-b", "0", "-e", "1K", "-f", "2"], "the sweep never ends"),
+    (["send_recv", "-b", "1", "-i", "0"], "the sweep never ends"),
+    (["send_recv", "-g", "1"], "-g 1 is too few: 2 ranks are needed"),
+    (["send_recv", "-T", "nan"], "no number of seconds"),
+    (["send_recv", "--transport", "pigeon"], "no such transport: 'pigeon'"),
+    (["send_recv", "--rival", "nccl"], "'nccl' is no rival of send_recv. Use all, or some of"),
+    (["send_recv", "--out", "theirs"], "invalid choice: 'theirs'"),
+    (["send_recv", "--json", "/no/such/folder/b.json"], "its folder does not exist"),
+    (["reshard", "--model", "smollm2-135m"], "required: --src, --dst"),
+    (["planner", "--only", "none"], "--only names no case"),
+    (["compare", "/no/such/file", "/none"], "cannot read /no/such/file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_a_wrong_call_is_one_line_and_exit_code_2(bench, arguments, reason):
+    code, out, err = bench(*arguments)
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (["--dst", "vllm(tp=2)"], "9 attention heads do not divide by tp 2"),
+        (["-d", "all"], "a reshard is of one type"),
+        (["-d", "int32"], "a model is not of int32"),
+        (["-b", "1M"], "unrecognized arguments: -b 1M"),
+        (["-g", "4"], "-g 4 is too few: 5 ranks are needed"),
+        (["--model", "gpt-5"], "'gpt-5' is no model"),
+    ],
+)
+def test_wrong_calls_of_reshard(bench, model, change, reason):
+    code, out, err = bench(*reshard(model, "fsdp2(2)", "vllm(tp=3)@2-4", *change))
+    assert (code, out) == (2, "")
+    assert reason in err
+
+
+def test_help(bench):
+    for arguments in ([], ["-h"]):
+        code, out, _ = bench(*arguments)
+        assert code == 0
+        assert all(f"  {name} " in out for name in ("reshard", "send_recv", "planner", "compare"))
+
+
+def test_compare(bench, tmp_path):
+    common = {"schema_version": results.SCHEMA_VERSION, "bench": "x", "commit": "abc", "size": 8}
+    before = [{**common, "out_of_place": {"time_us": 4.0}, "in_place": None, "plan_seconds": 1.0}]
+    after = [{**before[0], "out_of_place": {"time_us": 2.0}}, {**common, "size": 9, "a_seconds": 1}]
+    for name, rows in (("a", before), ("b", after)):
+        (tmp_path / name).write_text(json.dumps(rows))
+    code, out, _ = bench("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert code == 0
+    assert [line.split() for line in out.splitlines() if not line.startswith("#")] == [
+        ["4", "2", "0.500", "bench=x", "size=8", "out_of_place", "time_us"],
+        ["1", "1", "1.000", "bench=x", "size=8", "plan_seconds"],
+    ]
+    assert "# only after: bench=x size=9 a_seconds" in out
+    (tmp_path / "c").write_text("[{}]")
+    assert bench("compare", str(tmp_path / "a"), str(tmp_path / "c"))[0] == 2
+
+
+def test_planner(bench, tmp_path, monkeypatch):
+    small = {"small": lambda: planner.matrices_case(30, [_core.Cut(1, 0, "even")])}
+    monkeypatch.setattr(planner, "_CASES", {**small, "moe": planner.moe_case})
+    path = tmp_path / "p.json"
+    code, out, err = bench("planner", "--only", "small", "-n", "3", "--json", str(path))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].split()[0] == "30"
+    (row,) = json.loads(path.read_text())
+    assert row["num_tensors"] == 30
+    assert row["received_over_bound"] == 1.0
+    assert all(row[f"{name}_seconds"] > 0 for name in ("bind", "plan", "schedule"))
+
+
+@pytest.mark.slow
+def test_200_reshards_do_not_grow():
+    """Of resident memory the most of a few calls counts: what the allocator gives back differs."""
+    looks = (*range(16, 21), *range(196, 201))
+    for seen in run_local(2, bench_scenarios.reshard_often, 200, looks):
+        early, late = seen[:5], seen[5:]
+        growth = max(each["resident"] for each in late) - max(each["resident"] for each in early)
+        assert growth < 8 << 20
+        for name in ("descriptors", "threads", "shared"):
+            assert late[-1][name] == early[-1][name], name
+
+
+@pytest.mark.slow
+def test_under_torchrun(tmp_path):
+    path = tmp_path / "b.json"
+    line = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hybridengine", "bench"]
+    line += ["send_recv", "-b", "1000", "-e", "1000", "--rival", "all", "--json", str(path), *QUICK]
+    done = subprocess.run([sys.executable, *line], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [row[-1] for row in table_rows(done.stdout)] == [
+        *("memcpy", "hybridengine", "gloo_send_recv")
+    ]
+    assert len(json.loads(path.read_text())) == 3
+
+
+def test_the_installed_package_brings_its_benchmarks(tmp_path):
+    if Path(hybridengine.__file__).parent == Path(__file__).parents[1] / "hybridengine":
+        pytest.skip("the source folder is imported: a core was linked into it, or it is editable")
+    line = [sys.executable, "-P", "-m", "hybridengine", "bench", "send_recv"]
+    line += ["-b", "64", "-e", "64", *QUICK]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    home = Path(command.__file__).parent
+    assert not home.is_symlink() and not (home / "results").exists()
