@@ -66,7 +66,7 @@ def test_the_json_has_exactly_these_keys(run, checkpoint, tmp_path):
     assert all(set(row) == RANK_KEYS for row in result["ranks"])
     assert result["mismatched_elements"] is None
     assert (result["model"], result["src"]) == (checkpoint, "fsdp2(2)")
-    assert (result["dst"], result["transport"]) == ("vllm(tp=3)", "shm")
+    assert result["dst"] == "vllm(tp=3)" and result["transport"] in ("cma", "shm")
     assert result["seconds"] > 0
     assert result["buckets"] > 0
     assert "verified: no" in out
