@@ -245,7 +245,9 @@ class Resharder:
             schedule = _core.make_schedule(self.plan, size, in_order=True)
             self._stream_schedule = (schedule, schedule.digest())
         schedule, digest = self._stream_schedule
-        second = {name: alias for alias, name in self._aliases}
+        seconds: dict[str, list[str]] = {}
+        for alias, name in self._aliases:
+            seconds.setdefault(name, []).append(alias)
         open_tensors: dict[int, Any] = {}
         with self.comm.call(self.timeout):
             execution = _core.Execution(
@@ -267,9 +269,8 @@ class Resharder:
                     continue
                 tensor = open_tensors.pop(local)
                 execution.release(local)
-                on_tensor(name, tensor)
-                if name in second:
-                    on_tensor(second[name], tensor)
+                for each in (name, *seconds.get(name, ())):
+                    on_tensor(each, tensor)
                 del tensor  # the callee's alone, before memory for the next is made
         self._set_report(execution, [])
 

@@ -23,7 +23,7 @@ Row = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 class Held:
     """What one rank holds of a model.
 
-    `tensors` are local tensors by the caller's names, without autograd; tied tensors appear once,
+    `tensors` are local tensors by the caller's names; tied tensors appear once,
     under the first of their names. `rows` give the shape of each: of the whole tensor where that is
     known (`whole`), of the local one otherwise. `aliases` are (second name, name).
     """
@@ -180,7 +180,7 @@ def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:
 
 
 def writable(out: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Tensors that a caller gave to be written into, without autograd, and the names of those that
+    """Tensors that a caller gave to be written into, and the names of those that
     are whole although others are sharded.
 
     Throws UsageError on what is no dict, no tensor, or has elements that share memory.

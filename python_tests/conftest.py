@@ -99,6 +99,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         _core.refresh_trace()
         _core.refresh_isa()
         _core.set_rank(-1)
+        _core.set_thread_rank(-1)
 
     for name in [name for name in os.environ if name.startswith("HYBRIDENGINE_")]:
         monkeypatch.delenv(name)

@@ -180,7 +180,7 @@ def test_an_execution_checks_its_memory():
             ([good], [torch.ones(4, 2).half()]),
         ):
             with pytest.raises(UsageError) as raised:
-                _core.Execution(comm.core, schedule, src, dst)
+                _core.Execution(comm.core, schedule, _core.SourceTables(), src, dst)
             said.append(str(raised.value))
         return said
 

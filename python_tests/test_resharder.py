@@ -45,6 +45,20 @@ def test_every_run_moves_the_weights_as_they_are_now(transport):
     run_threads(3, main, transport=transport)
 
 
+def test_a_parameter_that_gets_other_storage(transport):
+    """As optimizers and offloading do: the next run reads the new one."""
+
+    def main(comm: Communicator) -> None:
+        model = torch.nn.Linear(3, 2)
+        resharder = Resharder(model, "replicated(2)", "fsdp2(2)", comm=comm)
+        resharder.run()
+        for value in (4.0, 5.0):
+            model.weight.data = torch.full((2, 3), value)
+            assert resharder.run()["weight"].eq(value).all()
+
+    run_threads(2, main, transport=transport)
+
+
 @pytest.mark.parametrize("bucket_bytes", [64, 1000, 32 << 20])
 def test_stream_hands_over_every_tensor_in_order(transport, bucket_bytes):
     spec = Spec.from_config(tiny.config(layers=3, heads=4, vocab=70))
@@ -208,6 +222,10 @@ def test_ties_under_other_first_names(transport):
         names = ["A", "B", "C"] if comm.rank == 0 else ["C", "B", "A"]
         got = reshard(dict.fromkeys(names, shard), "fsdp2(2)", "replicated(2)", comm=comm)
         assert got["A"] is got["B"] is got["C"] and got["A"].equal(tiny.numbered(4, 3))
+        seen: dict = {}
+        shards = dict.fromkeys(names, shard)
+        Resharder(shards, "fsdp2(2)", "hf", comm=comm).stream(seen.__setitem__)
+        assert sorted(seen) == (["A", "B", "C"] if comm.rank == 0 else [])
         return sorted(got)
 
     assert run_threads(2, main, transport=transport) == [["A", "B", "C"]] * 2

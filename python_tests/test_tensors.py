@@ -35,7 +35,8 @@ def test_a_module():
     assert held.aliases == [("third.weight", "first.weight")]
     assert not held.whole and held.uncut == [] and held.config is None
     assert held.tensors["first.weight"].data_ptr() == model.first.weight.data_ptr()
-    assert not any(tensor.requires_grad for tensor in held.tensors.values())
+    model.first.weight.data = torch.ones(3, 2)  # other storage, which the next run must see
+    assert held.tensors["first.weight"].data_ptr() == model.first.weight.data_ptr()
 
 
 def test_a_config_comes_along_where_its_architecture_is_known():
