@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from hybridengine import Layout, LayoutRule, Spec, _core
 
-DTYPES = list(_core.dtype_table())
+BYTES = _core.dtype_table()
+DTYPES = list(BYTES)
 FLOATS = [name for name in DTYPES if "float" in name]
-MAX_RANK = 7
+WORLD = 8
 
 
 @dataclass(frozen=True)
@@ -30,33 +31,33 @@ class Stored:
 
 
 @st.composite
-def specs(draw, max_tensors=5, max_elems=200, dtypes=DTYPES, max_dims=6):
+def specs(draw, max_tensors=5, max_elems=200, max_size=9, dtypes=DTYPES):
     tensors = []
     for number in range(draw(st.integers(1, max_tensors))):
         shape: list[int] = []
-        for _ in range(draw(st.integers(0, max_dims))):
+        for _ in range(draw(st.integers(0, 6))):
             limit = max_elems // max(1, math.prod(max(n, 1) for n in shape))
-            shape.append(draw(st.integers(0, min(limit, 9))))
+            shape.append(draw(st.integers(0, min(limit, max_size))))
         tensors.append((f"layers.{number}.weight", tuple(shape), draw(st.sampled_from(dtypes))))
     return Spec.from_tensors(tensors)
 
 
 @st.composite
-def rank_sets(draw, count, max_rank=MAX_RANK):
-    return draw(st.permutations(range(max_rank + 1)))[:count]
+def rank_sets(draw, count, world=WORLD):
+    return draw(st.permutations(range(world)))[:count]
 
 
 @st.composite
-def rules(draw, max_ranks=6):
+def rules(draw, world=WORLD):
     """A rule for any spec: fsdp2 with replicas, replicated or hf, on any ranks."""
     kind = draw(st.sampled_from(["fsdp2", "replicated", "hf"]))
     if kind == "hf":
-        return Layout.hf(ranks=draw(rank_sets(1)))
-    n = draw(st.integers(1, max_ranks))
+        return Layout.hf(ranks=draw(rank_sets(1, world)))
+    n = draw(st.integers(1, world))
     if kind == "replicated":
-        return Layout.replicated(n, ranks=draw(rank_sets(n)))
-    replicas = draw(st.integers(1, max(1, max_ranks // n)))
-    return Layout.fsdp2(n, replicas=replicas, ranks=draw(rank_sets(n * replicas)))
+        return Layout.replicated(n, ranks=draw(rank_sets(n, world)))
+    replicas = draw(st.integers(1, world // n))
+    return Layout.fsdp2(n, replicas=replicas, ranks=draw(rank_sets(n * replicas, world)))
 
 
 def cut_somewhere(draw, start, size, depth):
@@ -74,27 +75,26 @@ def cut_somewhere(draw, start, size, depth):
 
 
 @st.composite
-def layouts_by_hand(draw, spec, plain=False):
-    """A layout of `spec` that no rule makes. `plain`: boxes in their own order, without gaps."""
-    ranks = sorted(draw(rank_sets(draw(st.integers(1, 5)))))
+def layouts_by_hand(draw, spec, world=WORLD):
+    """A layout of `spec` that no rule makes."""
+    ranks = sorted(draw(rank_sets(draw(st.integers(1, min(world, 5))), world)))
     stored: dict[int, list[Stored]] = {rank: [] for rank in ranks}
     for name, shape, dtype in spec.tensors:
         for _ in range(draw(st.integers(1, 2))):  # a second cut overlaps the first in any way
             for start, size in cut_somewhere(draw, (0,) * len(shape), shape, 3):
                 for rank in draw(st.sets(st.sampled_from(ranks), min_size=1, max_size=3)):
-                    row = _stored(draw, name, dtype, start, size, plain)
-                    stored[rank].append(row)
+                    stored[rank].append(_stored(draw, name, dtype, start, size))
     locals_, pieces = [], []
     for rank in ranks:
         _place(draw, rank, stored[rank], locals_, pieces)
     return Layout(_core.Layout("by hand", spec.core, ranks, locals_, pieces), spec)
 
 
-def _stored(draw, name, dtype, start, size, plain) -> Stored:
-    dims = tuple(range(len(size)))
-    order = dims if plain else tuple(draw(st.permutations(dims)))
-    slack = dims if plain else tuple(draw(st.sampled_from([0, 0, 0, 1, 3])) for _ in dims)
-    return Stored(name, dtype, start, size, order, slack=(0,) * len(size) if plain else slack)
+def _stored(draw, name, dtype, start, size) -> Stored:
+    dims = range(len(size))
+    order = tuple(draw(st.permutations(dims)))
+    slack = tuple(draw(st.sampled_from([0, 0, 0, 1, 3])) for _ in dims)
+    return Stored(name, dtype, start, size, order, slack)
 
 
 def _place(draw, rank, stored, locals_, pieces) -> None:
@@ -128,23 +128,19 @@ def _strides(each: Stored) -> tuple[tuple[int, ...], int]:
 
 
 @st.composite
-def layouts(draw, spec):
+def layouts(draw, spec, world=WORLD):
     if draw(st.booleans()):
-        return draw(layouts_by_hand(spec))
-    return draw(rules()).bind(spec)
+        return draw(layouts_by_hand(spec, world))
+    return draw(rules(world)).bind(spec)
 
 
 @st.composite
-def pairs(draw, **options):
+def pairs(draw, world=WORLD, **options):
     """A source and a destination layout of one spec; the destination may convert."""
     spec = draw(specs(**options))
-    src = draw(layouts(spec))
+    src = draw(layouts(spec, world))
     converted = draw(st.sampled_from([None, None, *FLOATS]))
-    return src, draw(layouts(spec if converted is None else spec.with_dtype(converted)))
-
-
-def fsdp2_core(spec: Spec, n: int, **options) -> _core.Layout:
-    return Layout.fsdp2(n, **options).bind(spec).core
+    return src, draw(layouts(spec if converted is None else spec.with_dtype(converted), world))
 
 
 def bind(text: str, spec: Spec) -> _core.Layout:

@@ -4,7 +4,9 @@
 // Demands of the same holders are shared out so that, over the whole plan, every holder sends as
 // much as the others: small holder sets first (they have little choice), each larger set then fills
 // up its least loaded members (water-filling). A demand is cut where a holder's share ends, to the
-// next whole element, so at most one demand per holder and set is cut.
+// next whole element, so at most one demand per holder and set is cut. Where holder sets are
+// disjoint or nested, as those of replicas are, no choice has a smaller largest sender but for an
+// element or two.
 //
 // Moves are written straight to their final position: a destination's local tensors count their
 // moves first.
