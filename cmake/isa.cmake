@@ -1,5 +1,6 @@
 # The loops of the host, compiled once per instruction set. Sets he_loop_objects (their objects, for
-# the library) and defines HE_X86_ISAS for hybridengine_core where there are several.
+# the library) and defines HE_X86_ISAS for hybridengine_core where there are several sets. Include
+# after hybridengine_core.
 include(CheckCXXSourceCompiles)
 
 set(he_loop_sources
@@ -10,8 +11,7 @@ set(he_loop_sources
   csrc/device/loops/transpose.cc
 )
 
-# Both compilers and linkers of other CPUs, and compilers that cannot ask the CPU for a level, get
-# the one portable table.
+# Other CPUs, and compilers that cannot ask a CPU for its level, get the one portable table.
 check_cxx_source_compiles("
   #include <immintrin.h>
   #ifndef __x86_64__
@@ -35,6 +35,16 @@ function(he_loops namespace)
   endif()
   he_target(${target})
   set(he_loop_objects ${he_loop_objects} $<TARGET_OBJECTS:${target}> PARENT_SCOPE)
+endfunction()
+
+# he_refuse_weak_symbols(target): a target that is linked from he_loop_objects does not link when
+# these have symbols of which the linker would keep one and drop the others.
+function(he_refuse_weak_symbols target)
+  if(CMAKE_NM)
+    add_custom_command(TARGET ${target} PRE_LINK VERBATIM
+      COMMAND ${CMAKE_COMMAND} "-DNM=${CMAKE_NM}" "-DOBJECTS=${he_loop_objects}"
+        -P ${PROJECT_SOURCE_DIR}/cmake/weak_symbols.cmake)
+  endif()
 endfunction()
 
 set(he_loop_objects "")
