@@ -89,9 +89,13 @@ class Resharder:
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
+        self._prepare(statements)
+
+    def _prepare(self, statements: list[Statement]) -> None:
+        """What every run needs, from what all ranks agreed on."""
         self._readable = [rank for rank, each in enumerate(statements) if each.contiguous]
         self._streamable = all(each.out is None for each in statements)
-        names = mine.statement.options["dst_names"]
+        names = statements[0].options["dst_names"]
         kept = names == "kept" or (names == "plain" and self.spec.config is None)
         self._aliases = self.spec.aliases if kept else []
         self._rows = self.dst.locals(self.comm.rank)

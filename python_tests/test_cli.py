@@ -76,7 +76,7 @@ def test_the_report_for_people(run, checkpoint):
     code, out, err = run(*reshard_arguments(checkpoint, "fsdp2(2)", "vllm(tp=3)", "--verify"))
     assert (code, err) == (0, "")
     assert re.search(r"received \S+ kB of \S+ kB bound \(ratio 1\.00\)", out)
-    assert re.search(r"\d+ buckets over shm in \d+\.\d+ s, \d+\.\d+ GB/s", out)
+    assert re.search(r"\d+ buckets over (cma|shm) in \d+\.\d+ s, \d+\.\d+ GB/s", out)
     assert "verified: yes" in out
     for column in ("rank", "received", "bound", "sent", "held", "staging"):
         assert column in out
@@ -120,7 +120,7 @@ BAD = [
     (["--bucket", "1"], "bucket"),
     (["--dtype", "int8"], "floating"),
     (["--dtype", "bf17"], "'bf17' is not an element type"),
-    (["--transport", "pigeon"], "no such transport: 'pigeon'. Use one of: auto, shm"),
+    (["--transport", "pigeon"], "no such transport: 'pigeon'. Use one of: auto, cma, shm"),
     (["--timeout", "soon"], "a valid number"),
     (["--timeout", "-1"], "timeout"),
     (["--json", "/no/such/folder/r.json"], "its folder does not exist"),
