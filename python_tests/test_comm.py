@@ -256,7 +256,8 @@ def test_two_threads_do_not_share_a_call():
 
 
 def test_making_and_closing_leaves_nothing_behind(transport):
-    """300 pairs: as many descriptors and threads as before."""
+    """300 pairs: no more descriptors and threads than before. A process may start a thread of its
+    own meanwhile, so a few more are no leak; one for each pair is."""
 
     def counts() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
@@ -277,7 +278,8 @@ def test_making_and_closing_leaves_nothing_behind(transport):
     deadline = time.monotonic() + 5  # the kernel takes a moment to bury a joined thread
     while counts() != before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert counts() == before
+    descriptors, threads = counts()
+    assert descriptors <= before[0] + 3 and threads <= before[1] + 3
 
 
 def test_a_communicator_that_is_dropped_frees_its_thread():

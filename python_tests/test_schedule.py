@@ -30,13 +30,14 @@ def test_buckets_carry_every_move_once(pair, bucket_bytes, in_order):
 def test_buckets_of_a_pair_are_full_but_for_the_last(pair, bucket_bytes):
     """A cut happens only where no element fits any more, so no pair has a bucket too many."""
     schedule = blobs.read_schedule(schedule_of(*pair, bucket_bytes).save())
-    open_bytes: dict[tuple[int, int], int] = {}
+    used_bytes: dict[tuple[int, int], int] = {}
     for bucket in sorted(schedule.buckets, key=lambda each: each.round):
-        left = open_bytes.get((bucket.src, bucket.dst), 0)
+        used = used_bytes.get((bucket.src, bucket.dst), bucket_bytes)
         first = schedule.plan.moves[bucket.items[0].move]
         each = oracle.wire_bytes(first.src_dtype, first.dst_dtype)
-        assert left // each * each < each or left == 0
-        open_bytes[bucket.src, bucket.dst] = bucket_bytes - bucket.num_bytes
+        aligned = -(-used // each) * each
+        assert bucket_bytes - aligned < each
+        used_bytes[bucket.src, bucket.dst] = bucket.num_bytes
 
 
 @settings(max_examples=150)
