@@ -37,6 +37,16 @@ function(he_loops namespace)
   set(he_loop_objects ${he_loop_objects} $<TARGET_OBJECTS:${target}> PARENT_SCOPE)
 endfunction()
 
+# he_refuse_weak_symbols(target): a target that is linked from he_loop_objects does not link when
+# these have symbols of which the linker would keep one and drop the others.
+function(he_refuse_weak_symbols target)
+  if(CMAKE_NM)
+    add_custom_command(TARGET ${target} PRE_LINK VERBATIM
+      COMMAND ${CMAKE_COMMAND} "-DNM=${CMAKE_NM}" "-DOBJECTS=${he_loop_objects}"
+        -P ${PROJECT_SOURCE_DIR}/cmake/weak_symbols.cmake)
+  endif()
+endfunction()
+
 set(he_loop_objects "")
 if(HE_HAS_X86_ISAS)
   target_compile_definitions(hybridengine_core PRIVATE HE_X86_ISAS)

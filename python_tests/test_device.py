@@ -15,6 +15,17 @@ OTHERS = ["int64", "int32", "int16", "int8", "uint8", "bool"]
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+@pytest.fixture(scope="module", autouse=True, params=_core.usable_isas())
+def isa_of_the_loops(request):
+    """Every test runs with the loops of every instruction set that this CPU has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYBRIDENGINE_ISA", request.param)
+        _core.refresh_isa()
+        assert _core.isa() == request.param
+        yield
+    _core.refresh_isa()
+
+
 def torch_dtype(name):
     return getattr(torch, name)
 
@@ -249,6 +260,54 @@ def test_transpositions(name, shape):
         guarded = Guarded(cube.shape, [0, 1, 2], [1, 1, 1], 0, name)
         _core.copy_strided(cube, guarded.tensor)
         guarded.check(cube.contiguous())
+
+
+@pytest.mark.parametrize("name", ["uint8", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(1024, 512), (513, 771), (5, 70_001), (130_000, 3)])
+def test_large_transpositions(name, shape):
+    """So large that they are written past the cache."""
+    size = torch_dtype(name).itemsize
+    bits = np.random.default_rng(2).integers(0, 1 << (8 * size), shape, dtype=WORDS[size])
+    values = from_words(bits, name)
+    for lead, gap in ((0, 1), (64 - 16, 1), (5, 2)):
+        guarded = Guarded(shape[::-1], [0, 1], [gap, 1], lead, name)
+        _core.copy_strided(values.T, guarded.tensor)
+        guarded.check(values.T.contiguous())
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [
+        *[(1, 300_001), (1, 1 << 20), (2, 140_000), (2, 262_144 + 4096), (7, 65_537)],
+        *[(64, 8192), (65, 4095), (259, 1500), (250, 1024)],
+        *[(1100, 256), (4099, 64), (2600, 129), (9000, 48)],
+    ],
+)
+def test_large_rows(rows, cols):
+    """So large that they are written past the cache, in every way in which rows are streamed."""
+    bits = np.random.default_rng(3).integers(0, 256, (rows, cols + 100), dtype=np.uint8)
+    values = torch.from_numpy(bits)
+    for first, lead, gap in ((0, 0, 1), (0, 64 - 16, 2), (3, 1, 1), (64, 17, 3)):
+        guarded = Guarded([rows, cols], [0, 1], [gap, 1], lead, "uint8")
+        source = values[:, first : first + cols]
+        _core.copy_strided(source, guarded.tensor)
+        guarded.check(source.clone())
+    guarded = Guarded([rows * cols], [0], [1], 3, "uint8")
+    packed = values[:, :cols].reshape(-1).clone()
+    _core.copy_strided(packed, guarded.tensor)
+    guarded.check(packed)
+
+
+@pytest.mark.parametrize(("src", "dst"), [*itertools.permutations(FLOATING[1:4], 2)])
+def test_large_conversions(src, dst):
+    rng = np.random.default_rng(4)
+    bits = rng.integers(0, 256, 4 * 400_000, dtype=np.uint8)
+    values = from_words(bits.view(WORDS[torch_dtype(src).itemsize])[:390_000].copy(), src)
+    for lead, gap, rows in ((0, 1, 1), (1, 1, 1), (62, 2, 3), (6, 1, 65)):
+        guarded = Guarded([rows, 390_000 // rows], [0, 1], [gap, 1], lead, dst)
+        source = values.reshape(rows, -1)
+        _core.copy_strided(source, guarded.tensor)
+        guarded.check(expected_of(source, dst))
 
 
 def test_negative_strides_of_the_source():

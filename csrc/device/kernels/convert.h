@@ -2,9 +2,11 @@
 //
 // Every conversion goes through float32, as torch's does: float64 is rounded to float32 first and
 // then, for a type of 16 or 8 bits, a second time (1 + 2^-8 + 2^-40 becomes bfloat16 1.0, not
-// 1.0078125). All other conversions round once, to nearest even. NaN stays NaN; its payload may
-// differ. What is too large becomes inf, except in float8_e4m3fn, which has none: there it becomes
-// +-448, inf too, as in torch 2.13 (older releases give NaN).
+// 1.0078125). All other conversions round once, to nearest even. What is too large becomes inf,
+// except in float8_e4m3fn, which has none: there it becomes +-448, inf too, as in torch 2.13 (older
+// releases give NaN). NaN stays NaN; its payload may differ from torch's. Between float32 and
+// float16 NaN becomes quiet and keeps the upper bits of its payload: so do the CPU's own
+// instructions, which loops may use in place of the rule.
 //
 // Vocabulary: the *magnitude* of a number is its bits without the sign. Rules work on the bits and
 // end in selects, so that a plain loop over them becomes vector code. The float32 operations in
@@ -82,8 +84,9 @@ HE_HD static inline uint32_t narrow_magnitude(uint32_t magnitude) {
 template <int kMantissa>
 HE_HD static inline uint32_t narrow_ieee(uint32_t magnitude) {
   constexpr uint32_t kInf = 31u << kMantissa;
-  constexpr uint32_t kNan = kInf | (1u << (kMantissa - 1));
-  const uint32_t special = select(magnitude > kFloat32Inf, kNan, kInf);
+  constexpr uint32_t kQuietNan = kInf | (1u << (kMantissa - 1));
+  const uint32_t nan = kQuietNan | ((magnitude >> (23 - kMantissa)) & ((1u << kMantissa) - 1));
+  const uint32_t special = select(magnitude > kFloat32Inf, nan, kInf);
   return select(magnitude >= (143u << 23), special, narrow_magnitude<kMantissa, 15>(magnitude));
 }
 
@@ -96,7 +99,8 @@ HE_HD static inline float to_float(Bfloat16 value) {
 
 HE_HD static inline float to_float(Float16 value) {
   const uint32_t magnitude = value.bits & 0x7fffu;
-  const uint32_t special = kFloat32Inf | (magnitude << 13);
+  const uint32_t quiet = select(magnitude > 0x7c00u, kFloat32QuietNan, kFloat32Inf);
+  const uint32_t special = quiet | (magnitude << 13);
   const uint32_t wide = select(magnitude >= 0x7c00u, special, widen_magnitude<10, 15>(magnitude));
   return float_of(wide | (static_cast<uint32_t>(value.bits & 0x8000u) << 16));
 }
