@@ -75,6 +75,14 @@ def _shards(name: str, total_bytes: int, num_shards: int) -> Case:
     return _copy_case(name, pairs)
 
 
+def _permuted(name: str, total_bytes: int, num_shards: int) -> Case:
+    """All column shards of a matrix in one copy."""
+    count = max(1, total_bytes // (_ROWS * _COLS * 2))
+    src = _random(count * _ROWS * _COLS, "bfloat16").view(count, _ROWS, num_shards, -1)
+    dst = torch.zeros(count, num_shards, _ROWS, src.shape[-1], dtype=torch.bfloat16)
+    return _copy_case(name, [(src[at].permute(1, 0, 2), dst[at]) for at in range(count)])
+
+
 def _odd_rows(name: str, total_bytes: int, row_elems: int) -> Case:
     """Rows whose ends fall amid cache lines, out of a matrix of another odd width."""
     pitch = 3 * row_elems + 7
@@ -151,6 +159,8 @@ _CASES: dict[str, Callable[[str, int], Case]] = {
     "rows_tp8": lambda name, size: _shards(name, size, 8),
     "rows_256B": lambda name, size: _shards(name, size, 32),
     "rows_64B": lambda name, size: _shards(name, size, 128),
+    "permuted_2KiB": lambda name, size: _permuted(name, size, 4),
+    "permuted_256B": lambda name, size: _permuted(name, size, 32),
     "unpack_tp4": lambda name, size: _unpack(name, size, 4),
     "unpack_tp8": lambda name, size: _unpack(name, size, 8),
     "unpack_256B": lambda name, size: _unpack(name, size, 32),

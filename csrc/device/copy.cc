@@ -9,12 +9,13 @@
 #include "device/isa.h"
 #include "device/loops.h"
 
-// A copy is first made *simple*: dims of size 1 are dropped, dims are sorted so that the
-// destination is written from front to back, and neighbours that are one dim at both ends are
-// merged. The two innermost dims are then a *block* for one of the loops; an odometer steps over
-// the other dims. Where the source's innermost dim is another than the destination's (a
-// transposition), the block is made of those two and cut into *tiles* that stay in the cache at
-// both ends.
+// A copy is first made *simple*: dims of size 1 are dropped, dims are sorted by their stride at the
+// destination, and neighbours that are one dim at both ends are merged. The innermost dim makes the
+// *runs*; the others are then sorted so that the source is read from front to back, since a read
+// that jumps must be waited for and a write need not. The two innermost dims are a *block* for one
+// of the loops; an odometer steps over the other dims. Where the source's innermost dim is another
+// than the destination's (a transposition), the block is made of those two and cut into *tiles*
+// that stay in the cache at both ends.
 
 namespace hybridengine {
 namespace {
@@ -70,6 +71,17 @@ void merge(DimList& list) {
       list.dims[++last] = inner;
   }
   list.count = std::min(list.count, last + 1);
+}
+
+void sort_for_destination(DimList& list) {
+  std::stable_sort(list.begin(), list.end(), [](const Dim& a, const Dim& b) {
+    return a.dst != b.dst ? a.dst > b.dst : std::abs(a.src) > std::abs(b.src);
+  });
+}
+
+void sort_for_source(DimList& list) {
+  std::stable_sort(list.begin(), list.end(),
+                   [](const Dim& a, const Dim& b) { return std::abs(a.src) > std::abs(b.src); });
 }
 
 /// The dims of the copy; `empty` where one of them has size 0.
@@ -162,14 +174,14 @@ void copy_strided(const StridedEnd& src, const StridedEnd& dst, int ndim, const 
   if (empty) return;
   int64_t num_elems = 1;
   for (const Dim& dim : list) num_elems *= dim.size;
-  std::stable_sort(list.begin(), list.end(), [](const Dim& a, const Dim& b) {
-    return a.dst != b.dst ? a.dst > b.dst : std::abs(a.src) > std::abs(b.src);
-  });
+  sort_for_destination(list);
   merge(list);
 
   const auto src_bytes = static_cast<int64_t>(dtype_bytes(src.dtype));
   const auto dst_bytes = static_cast<int64_t>(dtype_bytes(dst.dtype));
   const Dim col = list.count > 0 ? list.pop(list.count - 1) : Dim{1, src_bytes, dst_bytes};
+  const int64_t run_bytes = col.size * dst_bytes;
+  if (run_bytes >= kLineBytes) sort_for_source(list);
   bool transposed;
   const Dim row = take_row(list, col, transposed);
   Block block{row.size, col.size, row.src, col.src, row.dst, col.dst};
@@ -180,11 +192,11 @@ void copy_strided(const StridedEnd& src, const StridedEnd& dst, int ndim, const 
     loop = loops().copy.rows;
     block.cols *= src_bytes;
   } else if (same && dst_runs && row.src == src_bytes) {
-    loop = loops().copy.transpose[std::countr_zero(static_cast<uint64_t>(src_bytes))];
+    loop = loops().copy.transpose[std::countr_zero(dtype_bytes(src.dtype))];
     transposed = false;
   }
-  block.stream = dst_runs && num_elems * dst_bytes >= kStreamBytes &&
-                 streams_well(block, col.size * dst_bytes, dst.data);
+  block.stream =
+      dst_runs && num_elems * dst_bytes >= kStreamBytes && streams_well(block, run_bytes, dst.data);
   for_each_index(list, src.data, dst.data, [&](const std::byte* from, std::byte* to) {
     if (transposed)
       run_tiled(loop, from, to, block);
