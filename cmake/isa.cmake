@@ -1,5 +1,6 @@
 # The loops of the host, compiled once per instruction set. Sets he_loop_objects (their objects, for
-# the library) and defines HE_X86_ISAS for hybridengine_core where there are several.
+# the library) and defines HE_X86_ISAS for hybridengine_core where there are several sets. Include
+# after hybridengine_core.
 include(CheckCXXSourceCompiles)
 
 set(he_loop_sources
@@ -10,8 +11,7 @@ set(he_loop_sources
   csrc/device/loops/transpose.cc
 )
 
-# Both compilers and linkers of other CPUs, and compilers that cannot ask the CPU for a level, get
-# the one portable table.
+# Other CPUs, and compilers that cannot ask a CPU for its level, get the one portable table.
 check_cxx_source_compiles("
   #include <immintrin.h>
   #ifndef __x86_64__
