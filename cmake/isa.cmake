@@ -26,9 +26,9 @@ function(he_loops namespace)
   add_library(${target} OBJECT ${he_loop_sources})
   target_include_directories(${target} PRIVATE csrc)
   # No contraction into fused operations: every instruction set must round alike. Traps are not
-  # looked at, which lets selects become vector code.
+  # looked at, which lets selects become vector code. Tables for exceptions would be weak symbols.
   target_compile_options(${target} PRIVATE ${ARGN} -ffp-contract=off -fno-trapping-math
-    -fno-math-errno -Wshadow -Wconversion -Wno-sign-conversion)
+    -fno-math-errno -fno-exceptions -Wshadow -Wconversion -Wno-sign-conversion)
   target_compile_definitions(${target} PRIVATE HE_ISA=${namespace})
   if(HE_HAS_X86_ISAS)
     target_compile_definitions(${target} PRIVATE HE_X86_ISAS)
