@@ -32,7 +32,7 @@ class End:
         return self._server
 
     def connect(self, theirs: Any) -> None:
-        server = self._server if self._is_src else theirs
+        server: Any = self._server if self._is_src else theirs
         host, port = server
         client = self._meta.MetaServerClient(host, port)
         comm = importlib.import_module("awex.transfer.mooncake_comm")
