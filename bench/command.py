@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from hybridengine._bench import compare, harness, planner, reshard, results, send_recv, table
+from hybridengine._bench import compare, harness, pack, planner, reshard, results, send_recv, table
 from hybridengine._bench.flags import AVERAGES, Options, parse
 from hybridengine._bench.record import Bench
 from hybridengine._bench.world import World, run_on_ranks, under_torchrun
@@ -18,7 +18,9 @@ from hybridengine._core import UsageError
 
 WRONG = 1
 
-BENCHES: dict[str, Bench] = {bench.name: bench for bench in (reshard.BENCH, send_recv.BENCH)}
+BENCHES: dict[str, Bench] = {
+    bench.name: bench for bench in (reshard.BENCH, send_recv.BENCH, pack.BENCH)
+}
 # What is no job of ranks: own flags, own table.
 _COMMANDS: dict[str, Any] = {"planner": planner, "compare": compare}
 

@@ -91,8 +91,6 @@ def _case_rows(
                 "in_place": both[1],
                 "transport": world.comm.transport,
                 "num_ranks": world.size,
-                "bucket_bytes": options.bucket_bytes,
-                "out": options.out,
                 **volume.facts,
             }
         )

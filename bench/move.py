@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import hybridengine
 from hybridengine._bench.flags import Options
 from hybridengine._bench.pattern import Pattern, allocate, poison
 from hybridengine._bench.record import Volume
 from hybridengine._bench.world import World
-from hybridengine._core import UsageError
 from hybridengine.layout import Layout
 from hybridengine.resharder import Resharder
 
@@ -25,7 +26,7 @@ class MoveJob:
         self, world: World, options: Options, src: Layout, dst: Layout, in_place: bool
     ) -> None:
         self.rank, self.src, self.dst = world.rank, src, dst
-        self.in_place = in_place
+        self.in_place, self.options = in_place, options
         self.sources = allocate(src, self.rank, zeroed=True)
         self.out = _destination(options.out, dst, self.rank) if in_place else None
         self.resharder = Resharder(
@@ -77,14 +78,16 @@ def volume(job: MoveJob) -> Volume:
             "moved_bytes": total,
             "received_over_bound": ratio,
             "buckets": job.resharder.schedule.num_buckets,
+            "bucket_bytes": job.options.bucket_bytes,
+            "out": job.options.out,
+            "model": job.options.model,
+            "num_tensors": len(job.src.spec.tensors),
         },
     )
 
 
 def itemsize(layout: Layout) -> int:
     """Bytes of an element of the first tensor, which gives the row its type."""
-    import torch
-
     size: int = getattr(torch, layout.spec.tensors[0][2]).itemsize
     return size
 
@@ -92,8 +95,4 @@ def itemsize(layout: Layout) -> int:
 def _destination(kind: str, layout: Layout, rank: int) -> dict[str, Any]:
     if kind == "torch":
         return allocate(layout, rank, zeroed=True)
-    empty = getattr(hybridengine, "empty", None)
-    if empty is None:
-        raise UsageError("--out ours: this version has no hybridengine.empty(). Use --out torch.")
-    tensors: dict[str, Any] = empty(layout, rank)
-    return tensors
+    return hybridengine.empty(layout, rank)

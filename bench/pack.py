@@ -1,234 +1,236 @@
-"""Speed of the host loops beside memcpy of as many bytes, in the same process and in turn.
+"""The host loops: copies, casts and sums of one process, each as a case of its own.
 
-A ratio is (bytes of the case / its seconds) over the same of a memcpy timed just before, and the
-median over the repetitions is shown. Seconds are those that the thread had a core, so that other
-work on the machine disturbs less. The bytes of a case are half of what it reads and writes, so
-that a copy counts once and `y += x` one and a half times.
-
-    python bench/pack.py                     # all cases, the loops that the machine chooses
-    HYBRIDENGINE_ISA=x86-64-v3 python bench/pack.py --only rows,add --repeat 15
-
-Exits with 1 where a result is wrong.
+The bytes of a case are half of what it reads and writes, so that a copy counts once and `y += x`
+one and a half times; memcpy beside it copies as many. With `-g N`, N processes do it at once.
+HYBRIDENGINE_ISA chooses the instruction set.
 """
 
-import argparse
-import ctypes
-import statistics
-import sys
-import time
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from hybridengine import _core
+from hybridengine._bench.flags import Options
+from hybridengine._bench.pattern import poison
+from hybridengine._bench.record import Bench, Case, Volume
+from hybridengine._bench.world import World
+from hybridengine._core import UsageError
 
 _ROWS = 4096
 _COLS = 4096
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+
 
 @dataclass
-class Case:
-    name: str
-    num_bytes: int  # half of what is read and written
+class PackJob:
+    """`sources` get fresh data and `targets` poison, or `before` where the loop adds to them.
+    `wanted` gives (target, expected) after one run."""
+
+    sources: list[torch.Tensor]
+    targets: list[torch.Tensor]
     run: Callable[[], None]
-    wrong: Callable[[], int]  # elements that differ from torch's result
+    wanted: Callable[[], list[Pair]]
+    num_bytes: int  # half of what is read and written
+    before: torch.Tensor | None = None
 
 
-def _random(count: int, dtype: str) -> torch.Tensor:
-    """Small numbers whose sums neither overflow nor become denormal; `count` elements."""
-    block = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1)).to(
-        getattr(torch, dtype)
-    )
-    return block.repeat(-(-count // block.numel()))[:count].clone()
+def _numbers(like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Small numbers whose sums neither overflow nor become denormal."""
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.randn(1_048_573, generator=generator).to(like.dtype)
+    times = -(-like.numel() // block.numel())
+    return block.repeat(times)[: like.numel()].view(like.shape)
 
 
-def _count_wrong(got: torch.Tensor, expected: torch.Tensor) -> int:
-    return int((got != expected).sum())
-
-
-def _copy_case(name: str, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Case:
-    """Copies every source into its destination; the destinations start as zeros."""
+def _copies(source: torch.Tensor, target: torch.Tensor, pairs: list[Pair]) -> PackJob:
+    """Copies every first of `pairs`, views of `source`, into the second, views of `target`."""
 
     def run() -> None:
         for src, dst in pairs:
             _core.copy_strided(src, dst)
 
-    def wrong() -> int:
-        return sum(_count_wrong(dst, src.to(dst.dtype)) for src, dst in pairs)
+    def wanted() -> list[Pair]:
+        return [(dst, src.to(dst.dtype)) for src, dst in pairs]
 
-    both = sum(t.numel() * t.element_size() for pair in pairs for t in pair)
-    return Case(name, both // 2, run, wrong)
+    moved = sum(each.numel() * each.element_size() for pair in pairs for each in pair)
+    return PackJob([source], [target], run, wanted, moved // 2)
 
 
-def _shards(name: str, total_bytes: int, num_shards: int) -> Case:
-    """Every column shard of bf16 matrices, packed into a contiguous tensor."""
-    count = max(1, total_bytes // (_ROWS * _COLS * 2))
-    src = _random(count * _ROWS * _COLS, "bfloat16").view(count, _ROWS, _COLS)
+def _shards(size: int, num_shards: int, unpack: bool = False) -> PackJob:
+    """Every column shard of bf16 matrices, packed into a contiguous tensor; or the way back."""
+    count = max(1, size // (_ROWS * _COLS * 2))
     width = _COLS // num_shards
-    dst = torch.zeros(count, num_shards, _ROWS, width, dtype=torch.bfloat16)
+    whole = torch.zeros(count, _ROWS, _COLS, dtype=torch.bfloat16)
+    packed = torch.zeros(count, num_shards, _ROWS, width, dtype=torch.bfloat16)
     pairs = [
-        (src[at, :, shard * width : (shard + 1) * width], dst[at, shard])
+        (whole[at, :, shard * width : (shard + 1) * width], packed[at, shard])
         for at in range(count)
         for shard in range(num_shards)
     ]
-    return _copy_case(name, pairs)
+    if unpack:
+        return _copies(packed, whole, [(dst, src) for src, dst in pairs])
+    return _copies(whole, packed, pairs)
 
 
-def _permuted(name: str, total_bytes: int, num_shards: int) -> Case:
+def _permuted(size: int, num_shards: int) -> PackJob:
     """All column shards of a matrix in one copy."""
-    count = max(1, total_bytes // (_ROWS * _COLS * 2))
-    src = _random(count * _ROWS * _COLS, "bfloat16").view(count, _ROWS, num_shards, -1)
-    dst = torch.zeros(count, num_shards, _ROWS, src.shape[-1], dtype=torch.bfloat16)
-    return _copy_case(name, [(src[at].permute(1, 0, 2), dst[at]) for at in range(count)])
+    count = max(1, size // (_ROWS * _COLS * 2))
+    source = torch.zeros(count, _ROWS, num_shards, _COLS // num_shards, dtype=torch.bfloat16)
+    target = torch.zeros(count, num_shards, _ROWS, _COLS // num_shards, dtype=torch.bfloat16)
+    return _copies(
+        source, target, [(source[at].permute(1, 0, 2), target[at]) for at in range(count)]
+    )
 
 
-def _odd_rows(name: str, total_bytes: int, row_elems: int) -> Case:
+def _odd_rows(size: int, row_elems: int) -> PackJob:
     """Rows whose ends fall amid cache lines, out of a matrix of another odd width."""
     pitch = 3 * row_elems + 7
-    rows = total_bytes // (2 * row_elems)
-    src = _random(rows * pitch, "bfloat16").view(rows, pitch)
-    dst = torch.zeros(rows * row_elems + 1, dtype=torch.bfloat16)[1:].view(rows, row_elems)
-    return _copy_case(name, [(src[:, 3 : 3 + row_elems], dst)])
+    rows = size // (2 * row_elems)
+    source = torch.zeros(rows, pitch, dtype=torch.bfloat16)
+    target = torch.zeros(rows * row_elems + 1, dtype=torch.bfloat16)[1:].view(rows, row_elems)
+    return _copies(source, target, [(source[:, 3 : 3 + row_elems], target)])
 
 
-def _unpack(name: str, total_bytes: int, num_shards: int) -> Case:
-    """The way back: contiguous shards into the columns of matrices."""
-    case_pairs = []
-    count = max(1, total_bytes // (_ROWS * _COLS * 2))
-    width = _COLS // num_shards
-    src = _random(count * _ROWS * _COLS, "bfloat16").view(count, num_shards, _ROWS, width)
-    dst = torch.zeros(count, _ROWS, _COLS, dtype=torch.bfloat16)
-    for at in range(count):
-        for shard in range(num_shards):
-            case_pairs.append((src[at, shard], dst[at, :, shard * width : (shard + 1) * width]))
-    return _copy_case(name, case_pairs)
+def _contiguous(size: int, src: torch.dtype, dst: torch.dtype) -> PackJob:
+    count = 2 * size // (src.itemsize + dst.itemsize)
+    source, target = torch.zeros(count, dtype=src), torch.zeros(count, dtype=dst)
+    return _copies(source, target, [(source, target)])
 
 
-def _contiguous(name: str, total_bytes: int, src_dtype: str, dst_dtype: str) -> Case:
-    both = getattr(torch, src_dtype).itemsize + getattr(torch, dst_dtype).itemsize
-    count = 2 * total_bytes // both
-    src = _random(count, src_dtype)
-    return _copy_case(name, [(src, torch.zeros(count, dtype=getattr(torch, dst_dtype)))])
+def _transposed(size: int, dtype: torch.dtype, rows: int, cols: int) -> PackJob:
+    count = max(1, size // (rows * cols * dtype.itemsize))
+    source = torch.zeros(count, rows, cols, dtype=dtype)
+    target = torch.zeros(count, cols, rows, dtype=dtype)
+    return _copies(source, target, [(source[at].T, target[at]) for at in range(count)])
 
 
-def _transposed(name: str, total_bytes: int, dtype: str, rows: int, cols: int) -> Case:
-    count = max(1, total_bytes // (rows * cols * getattr(torch, dtype).itemsize))
-    src = _random(count * rows * cols, dtype).view(count, rows, cols)
-    dst = torch.zeros(count, cols, rows, dtype=src.dtype)
-    return _copy_case(name, [(src[at].T, dst[at]) for at in range(count)])
+def _added(size: int, dtype: torch.dtype) -> PackJob:
+    source = torch.zeros(2 * size // (3 * dtype.itemsize), dtype=dtype)
+    target, before = torch.zeros_like(source), torch.zeros_like(source)
+    return PackJob(
+        [source],
+        [target],
+        lambda: _core.reduce("sum", source, target),
+        lambda: [(target, before + source)],
+        3 * source.nbytes // 2,
+        before,
+    )
 
 
-def _added(name: str, total_bytes: int, dtype: str) -> Case:
-    count = 2 * total_bytes // (3 * getattr(torch, dtype).itemsize)
-    src = _random(count, dtype)
-    dst = torch.zeros_like(src)
+def _folded(size: int, dtype: torch.dtype, num_sources: int) -> PackJob:
+    count = 2 * size // ((num_sources + 1) * dtype.itemsize)
+    sources = [torch.zeros(count, dtype=dtype) for _ in range(num_sources)]
+    target = torch.zeros(count, dtype=dtype)
 
-    def wrong() -> int:
-        before = _random(count, dtype)
-        dst.copy_(before)
-        _core.reduce("sum", src, dst)
-        return _count_wrong(dst, before + src)
+    def wanted() -> list[Pair]:
+        total = sources[0].float()
+        for source in sources[1:]:
+            total += source.float()
+        return [(target, total.to(dtype))]
 
-    return Case(name, 3 * count * src.element_size() // 2, lambda: _add(src, dst), wrong)
-
-
-def _add(src: torch.Tensor, dst: torch.Tensor) -> None:
-    _core.reduce("sum", src, dst)
-
-
-def _folded(name: str, total_bytes: int, dtype: str, num_srcs: int) -> Case:
-    count = 2 * total_bytes // ((num_srcs + 1) * getattr(torch, dtype).itemsize)
-    srcs = [_random(count, dtype) for _ in range(num_srcs)]
-    dst = torch.zeros_like(srcs[0])
-
-    def wrong() -> int:
-        total = srcs[0].float()
-        for src in srcs[1:]:
-            total += src.float()
-        return _count_wrong(dst, total.to(dst.dtype))
-
-    num_bytes = (num_srcs + 1) * count * dst.element_size() // 2
-    return Case(name, num_bytes, lambda: _core.fold("sum", srcs, dst), wrong)
+    moved = (num_sources + 1) * target.nbytes
+    return PackJob(
+        sources, [target], lambda: _core.fold("sum", sources, target), wanted, moved // 2
+    )
 
 
-_CASES: dict[str, Callable[[str, int], Case]] = {
-    "copy": lambda name, size: _contiguous(name, size, "bfloat16", "bfloat16"),
-    "rows_tp2": lambda name, size: _shards(name, size, 2),
-    "rows_tp4": lambda name, size: _shards(name, size, 4),
-    "rows_tp8": lambda name, size: _shards(name, size, 8),
-    "rows_256B": lambda name, size: _shards(name, size, 32),
-    "rows_64B": lambda name, size: _shards(name, size, 128),
-    "permuted_2KiB": lambda name, size: _permuted(name, size, 4),
-    "permuted_256B": lambda name, size: _permuted(name, size, 32),
-    "unpack_tp4": lambda name, size: _unpack(name, size, 4),
-    "unpack_tp8": lambda name, size: _unpack(name, size, 8),
-    "unpack_256B": lambda name, size: _unpack(name, size, 32),
-    "rows_odd_1000B": lambda name, size: _odd_rows(name, size, 500),
-    "rows_odd_60B": lambda name, size: _odd_rows(name, size, 30),
-    "fp32_bf16": lambda name, size: _contiguous(name, size, "float32", "bfloat16"),
-    "bf16_fp32": lambda name, size: _contiguous(name, size, "bfloat16", "float32"),
-    "fp32_fp16": lambda name, size: _contiguous(name, size, "float32", "float16"),
-    "fp16_fp32": lambda name, size: _contiguous(name, size, "float16", "float32"),
-    "fp16_bf16": lambda name, size: _contiguous(name, size, "float16", "bfloat16"),
-    "transposed_bf16": lambda name, size: _transposed(name, size, "bfloat16", 4096, 4096),
-    "transposed_fp32": lambda name, size: _transposed(name, size, "float32", 4096, 2048),
-    "transposed_odd": lambda name, size: _transposed(name, size, "bfloat16", 4100, 4097),
-    "add_bf16": lambda name, size: _added(name, size, "bfloat16"),
-    "add_fp16": lambda name, size: _added(name, size, "float16"),
-    "add_fp32": lambda name, size: _added(name, size, "float32"),
-    "fold4_bf16": lambda name, size: _folded(name, size, "bfloat16", 4),
+_BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
+_CASES: dict[str, Callable[[int], PackJob]] = {
+    "copy": lambda size: _contiguous(size, _BF16, _BF16),
+    "rows_tp2": lambda size: _shards(size, 2),
+    "rows_tp4": lambda size: _shards(size, 4),
+    "rows_tp8": lambda size: _shards(size, 8),
+    "rows_256B": lambda size: _shards(size, 32),
+    "rows_64B": lambda size: _shards(size, 128),
+    "permuted_2KiB": lambda size: _permuted(size, 4),
+    "permuted_256B": lambda size: _permuted(size, 32),
+    "unpack_tp4": lambda size: _shards(size, 4, unpack=True),
+    "unpack_tp8": lambda size: _shards(size, 8, unpack=True),
+    "unpack_256B": lambda size: _shards(size, 32, unpack=True),
+    "rows_odd_1000B": lambda size: _odd_rows(size, 500),
+    "rows_odd_60B": lambda size: _odd_rows(size, 30),
+    "fp32_bf16": lambda size: _contiguous(size, _FP32, _BF16),
+    "bf16_fp32": lambda size: _contiguous(size, _BF16, _FP32),
+    "fp32_fp16": lambda size: _contiguous(size, _FP32, _FP16),
+    "fp16_fp32": lambda size: _contiguous(size, _FP16, _FP32),
+    "fp16_bf16": lambda size: _contiguous(size, _FP16, _BF16),
+    "transposed_bf16": lambda size: _transposed(size, _BF16, 4096, 4096),
+    "transposed_fp32": lambda size: _transposed(size, _FP32, 4096, 2048),
+    "transposed_odd": lambda size: _transposed(size, _BF16, 4100, 4097),
+    "add_bf16": lambda size: _added(size, _BF16),
+    "add_fp16": lambda size: _added(size, _FP16),
+    "add_fp32": lambda size: _added(size, _FP32),
+    "fold4_bf16": lambda size: _folded(size, _BF16, 4),
 }
+_SUMS = ("add", "fold")
 
 
-def _seconds(run: Callable[[], None]) -> float:
-    began = time.thread_time()
-    run()
-    return time.thread_time() - began
+def _ranks(options: Options) -> int:
+    options.sizes()
+    if not _chosen(options):
+        raise UsageError(f"--only names no case. Cases are {', '.join(_CASES)}.")
+    return 1
 
 
-def _measure(case: Case, repeat: int) -> tuple[float, float, int]:
-    """Median ratio to memcpy, median seconds, wrong elements."""
-    src = torch.ones(case.num_bytes, dtype=torch.uint8)
-    dst = torch.zeros(case.num_bytes, dtype=torch.uint8)
-
-    def memcpy() -> None:
-        ctypes.memmove(dst.data_ptr(), src.data_ptr(), case.num_bytes)
-
-    case.run()
-    memcpy()
-    wrong = case.wrong()
-    pairs = [(_seconds(memcpy), _seconds(case.run)) for _ in range(repeat)]
-    ratio = statistics.median(plain / ours for plain, ours in pairs)
-    return ratio, statistics.median(ours for _, ours in pairs), wrong
+def _chosen(options: Options) -> list[str]:
+    return [name for name in _CASES if not options.only or name.startswith(options.only)]
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mib", type=int, default=128, help="bytes of a case, in MiB")
-    parser.add_argument("--repeat", type=int, default=7, help="timed repetitions")
-    parser.add_argument("--only", default="", help="names of cases, or their beginnings")
-    parsed = parser.parse_args(arguments)
-    parsed.names = [n for n in _CASES if n.startswith(tuple(parsed.only.split(",")))]
-    if parsed.mib < 1 or parsed.repeat < 1 or not parsed.names:
-        parser.error(f"nothing to measure. Cases are {', '.join(_CASES)}.")
-    return parsed
+def _cases(options: Options) -> list[Case]:
+    return [
+        Case(size, _dtype(name), op="sum" if name.startswith(_SUMS) else "none", label=name)
+        for size in options.sizes()
+        for name in _chosen(options)
+    ]
 
 
-def main(arguments: list[str]) -> int:
-    """Prints the table; 1 where a result is wrong."""
-    parsed = _parse(arguments)
-    print(f"# {_core.build_facts()['commit']}, {_core.isa()}, ratios to memcpy of as many bytes")
-    print(f"#{'case':>17} {'MiB':>7} {'ms':>8} {'ratio':>6} {'#wrong':>7}")
-    total_wrong = 0
-    for name in parsed.names:
-        case = _CASES[name](name, parsed.mib << 20)
-        ratio, seconds, wrong = _measure(case, parsed.repeat)
-        total_wrong += wrong
-        mib = case.num_bytes / (1 << 20)
-        print(f"{name:>18} {mib:7.0f} {seconds * 1e3:8.2f} {ratio:6.2f} {wrong:7d}", flush=True)
-    return int(total_wrong > 0)
+def _dtype(name: str) -> str:
+    """torch's name of what a case writes."""
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    return names.get(name.rsplit("_", 1)[-1], "bfloat16")
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _setup(world: World, options: Options, case: Case, in_place: bool) -> PackJob:
+    return _CASES[case.label](case.size_bytes)
+
+
+def _fill(job: PackJob, number: int) -> None:
+    for at, source in enumerate(job.sources):
+        source.copy_(_numbers(source, 31 * number + at))
+    for target in job.targets:
+        poison(target)
+        if job.before is not None:
+            job.before.copy_(_numbers(target, 31 * number + 29))
+            target.copy_(job.before)
+
+
+def _run(job: PackJob) -> None:
+    job.run()
+
+
+def _count_wrong(job: PackJob, results: None) -> int:
+    return sum(int((found != expected).sum()) for found, expected in job.wanted())
+
+
+def _volume(job: PackJob) -> Volume:
+    count = job.num_bytes // job.targets[0].element_size()
+    return Volume(job.num_bytes, count, 1.0, job.num_bytes, {"isa": _core.isa()})
+
+
+BENCH = Bench(
+    name="pack",
+    summary="the host loops: copies, casts and sums",
+    flags=("ranks", "sizes", "only"),
+    ranks=_ranks,
+    cases=_cases,
+    setup=_setup,
+    fill=_fill,
+    run=_run,
+    count_wrong=_count_wrong,
+    volume=_volume,
+    halves=(False,),
+)

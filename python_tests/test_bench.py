@@ -146,7 +146,7 @@ ROW_KEYS = {
     *("size", "count", "type", "redop", "root", "time_us", "wall_us", "first_us", "algbw"),
     *("busbw", "nwrong", "memcpy_ratio", "rival", "rival_ratio", "out_of_place", "in_place"),
     *("transport", "num_ranks", "bucket_bytes", "out", "case", "src", "dst", "moved_bytes"),
-    *("received_over_bound", "buckets"),
+    *("received_over_bound", "buckets", "model", "num_tensors"),
 }
 
 
@@ -271,6 +271,20 @@ def test_planner(bench, tmp_path, monkeypatch):
     assert row["num_tensors"] == 30
     assert row["received_over_bound"] == 1.0
     assert all(row[f"{name}_seconds"] > 0 for name in ("bind", "plan", "schedule"))
+
+
+def test_pack(bench, tmp_path):
+    """A copy, a cast of another width, a way back, a transposition with odd sides, and sums."""
+    path = tmp_path / "b.json"
+    cases = ["rows_tp8", "unpack_tp8", "fp32_bf16", "transposed_odd", "add_fp32", "fold4_bf16"]
+    line = ["pack", "--only", ",".join(cases), "-b", "1000001", "-e", "1000001", "-n", "1"]
+    code, out, err = bench(*line, "--json", str(path))
+    assert (code, err) == (0, "")
+    rows = [row for row in json.loads(path.read_text()) if row["rival"] is None]
+    assert [row["case"] for row in rows] == cases
+    assert all(row["nwrong"] == 0 and row["in_place"] is None for row in rows)
+    assert [row["redop"] for row in rows] == ["none"] * 4 + ["sum"] * 2
+    assert [row[9] for row in table_rows(out)] == ["N/A"] * 2 * len(cases)
 
 
 @pytest.mark.slow
