@@ -34,15 +34,8 @@ class PackJob:
     targets: list[torch.Tensor]
     run: Callable[[], None]
     wanted: Callable[[], list[Pair]]
+    num_bytes: int  # half of what is read and written
     before: torch.Tensor | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Half of what is read and written."""
-        moved = sum(each.nbytes for each in (*self.sources, *self.targets))
-        if self.before is not None:
-            moved += self.before.nbytes
-        return moved // 2
 
 
 def _numbers(like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -63,7 +56,8 @@ def _copies(source: torch.Tensor, target: torch.Tensor, pairs: list[Pair]) -> Pa
     def wanted() -> list[Pair]:
         return [(dst, src.to(dst.dtype)) for src, dst in pairs]
 
-    return PackJob([source], [target], run, wanted)
+    moved = sum(each.numel() * each.element_size() for pair in pairs for each in pair)
+    return PackJob([source], [target], run, wanted, moved // 2)
 
 
 def _shards(size: int, num_shards: int, unpack: bool = False) -> PackJob:
@@ -80,6 +74,25 @@ def _shards(size: int, num_shards: int, unpack: bool = False) -> PackJob:
     if unpack:
         return _copies(packed, whole, [(dst, src) for src, dst in pairs])
     return _copies(whole, packed, pairs)
+
+
+def _permuted(size: int, num_shards: int) -> PackJob:
+    """All column shards of a matrix in one copy."""
+    count = max(1, size // (_ROWS * _COLS * 2))
+    source = torch.zeros(count, _ROWS, num_shards, _COLS // num_shards, dtype=torch.bfloat16)
+    target = torch.zeros(count, num_shards, _ROWS, _COLS // num_shards, dtype=torch.bfloat16)
+    return _copies(
+        source, target, [(source[at].permute(1, 0, 2), target[at]) for at in range(count)]
+    )
+
+
+def _odd_rows(size: int, row_elems: int) -> PackJob:
+    """Rows whose ends fall amid cache lines, out of a matrix of another odd width."""
+    pitch = 3 * row_elems + 7
+    rows = size // (2 * row_elems)
+    source = torch.zeros(rows, pitch, dtype=torch.bfloat16)
+    target = torch.zeros(rows * row_elems + 1, dtype=torch.bfloat16)[1:].view(rows, row_elems)
+    return _copies(source, target, [(source[:, 3 : 3 + row_elems], target)])
 
 
 def _contiguous(size: int, src: torch.dtype, dst: torch.dtype) -> PackJob:
@@ -103,6 +116,7 @@ def _added(size: int, dtype: torch.dtype) -> PackJob:
         [target],
         lambda: _core.reduce("sum", source, target),
         lambda: [(target, before + source)],
+        3 * source.nbytes // 2,
         before,
     )
 
@@ -118,7 +132,10 @@ def _folded(size: int, dtype: torch.dtype, num_sources: int) -> PackJob:
             total += source.float()
         return [(target, total.to(dtype))]
 
-    return PackJob(sources, [target], lambda: _core.fold("sum", sources, target), wanted)
+    moved = (num_sources + 1) * target.nbytes
+    return PackJob(
+        sources, [target], lambda: _core.fold("sum", sources, target), wanted, moved // 2
+    )
 
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -129,9 +146,13 @@ _CASES: dict[str, Callable[[int], PackJob]] = {
     "rows_tp8": lambda size: _shards(size, 8),
     "rows_256B": lambda size: _shards(size, 32),
     "rows_64B": lambda size: _shards(size, 128),
+    "permuted_2KiB": lambda size: _permuted(size, 4),
+    "permuted_256B": lambda size: _permuted(size, 32),
     "unpack_tp4": lambda size: _shards(size, 4, unpack=True),
     "unpack_tp8": lambda size: _shards(size, 8, unpack=True),
     "unpack_256B": lambda size: _shards(size, 32, unpack=True),
+    "rows_odd_1000B": lambda size: _odd_rows(size, 500),
+    "rows_odd_60B": lambda size: _odd_rows(size, 30),
     "fp32_bf16": lambda size: _contiguous(size, _FP32, _BF16),
     "bf16_fp32": lambda size: _contiguous(size, _BF16, _FP32),
     "fp32_fp16": lambda size: _contiguous(size, _FP32, _FP16),
