@@ -276,9 +276,6 @@ def test_planner(bench, tmp_path, monkeypatch):
 def test_pack(bench, tmp_path):
     """A copy, a cast of another width, a way back, a transposition with odd sides, and sums."""
     path = tmp_path / "b.json"
-<<<<<<< HEAD
-    cases = ["rows_tp8", "unpack_tp8", "fp32_bf16", "transposed_odd", "add_fp32", "fold4_bf16"]
-=======
     cases = [
         "rows_tp8",
         "permuted_256B",
@@ -288,18 +285,13 @@ def test_pack(bench, tmp_path):
         "add_fp32",
         "fold4_bf16",
     ]
->>>>>>> dd874833c2549e92e53e2fe4249bac6d3b9a4501
     line = ["pack", "--only", ",".join(cases), "-b", "1000001", "-e", "1000001", "-n", "1"]
     code, out, err = bench(*line, "--json", str(path))
     assert (code, err) == (0, "")
     rows = [row for row in json.loads(path.read_text()) if row["rival"] is None]
     assert [row["case"] for row in rows] == cases
     assert all(row["nwrong"] == 0 and row["in_place"] is None for row in rows)
-<<<<<<< HEAD
-    assert [row["redop"] for row in rows] == ["none"] * 4 + ["sum"] * 2
-=======
     assert [row["redop"] for row in rows] == ["none"] * 5 + ["sum"] * 2
->>>>>>> dd874833c2549e92e53e2fe4249bac6d3b9a4501
     assert [row[9] for row in table_rows(out)] == ["N/A"] * 2 * len(cases)
 
 

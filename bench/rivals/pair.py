@@ -17,10 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-<<<<<<< HEAD
-=======
 import os
->>>>>>> dd874833c2549e92e53e2fe4249bac6d3b9a4501
 import statistics
 import sys
 import time
@@ -51,10 +48,7 @@ def main(name: str, make_end: Callable[[str, Any], Any]) -> None:
             row["error"] = f"{type(error).__name__}: {error}"
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
-<<<<<<< HEAD
-=======
     os._exit(0)  # threads of a library may never end
->>>>>>> dd874833c2549e92e53e2fe4249bac6d3b9a4501
 
 
 def _bytes(text: str) -> int:
@@ -120,11 +114,7 @@ def _destination(pipe: Any, make_end: Any, row: dict[str, Any]) -> None:
         if word == "check":
             pipe.send(int((buffer != (_pattern(row["size"]) ^ 0x5A)).sum()))
             end.close()
-<<<<<<< HEAD
-            return
-=======
             os._exit(0)  # see main()
->>>>>>> dd874833c2549e92e53e2fe4249bac6d3b9a4501
 
 
 def _answer(pipe: Any) -> Any:
