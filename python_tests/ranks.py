@@ -1,10 +1,13 @@
 """Ranks for tests: a function on N local processes, or on N threads over loopback.
 
-A rank function is importable, takes a Communicator first, and returns something picklable.
+A rank function is at the top of its module, takes a Communicator first, and returns something
+picklable. A process finds it by the name of its file: pytest may give the module a package that no
+other process has.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import tempfile
@@ -63,7 +66,7 @@ class Ranks:
             ours, theirs = _context.Pipe(duplex=False)
             process = _context.Process(
                 target=_rank_main,
-                args=(theirs, path, rank, world, transport, timeout, function, args),
+                args=(theirs, path, rank, world, transport, timeout, _address(function), args),
                 daemon=True,
             )
             process.start()
@@ -105,6 +108,10 @@ class Ranks:
         self._folder.cleanup()
 
 
+def _address(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__.removeprefix("python_tests."), function.__qualname__
+
+
 def _rank_main(
     pipe: Any,
     path: str,
@@ -112,7 +119,7 @@ def _rank_main(
     world: int,
     transport: str,
     timeout: float,
-    function: Callable[..., Any],
+    function: tuple[str, str],
     args: tuple[Any, ...],
 ) -> None:
     from torch.distributed import FileStore
@@ -121,7 +128,8 @@ def _rank_main(
         comm = Communicator(
             FileStore(path, world), rank, world, transport=transport, timeout=timeout
         )
-        value = function(comm, *args)
+        module, name = function
+        value = getattr(importlib.import_module(module), name)(comm, *args)
         comm.close()
         pipe.send(("ok", value))
     except BaseException as error:
