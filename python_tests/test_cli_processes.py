@@ -69,13 +69,16 @@ class Held:
 
     def __init__(self, checkpoint: str) -> None:
         arguments = reshard_arguments(checkpoint, "fsdp2(3)", "vllm(tp=3)", "--timeout", "60")
-        self.before = set(Path(tempfile.gettempdir()).glob("hybridengine.*"))
+        self.folder = (
+            tempfile.TemporaryDirectory()
+        )  # its own, so that nobody else's files are there
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hybridengine", *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": self.folder.name},
         )
         self.ranks: list[int] = []
 
@@ -97,7 +100,7 @@ class Held:
         while any(map(is_running, self.all)) and time.monotonic() < end:
             time.sleep(0.02)
         assert [pid for pid in self.all if is_running(pid)] == []
-        assert set(Path(tempfile.gettempdir()).glob("hybridengine.*")) <= self.before
+        assert list(Path(self.folder.name).glob("hybridengine.*")) == []
         return code, self.process.stderr.read()
 
     def close(self) -> None:
