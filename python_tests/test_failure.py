@@ -15,6 +15,8 @@ import failure_scenarios as scenarios
 import pytest
 from ranks import Ranks, run_ranks
 
+from hybridengine import _core
+
 DEADLINE_S = 5.0  # of the communicators in fail_midway
 
 
@@ -122,7 +124,9 @@ def test_a_forked_child_is_refused_and_harmless():
 def test_many_runs_leave_nothing_behind():
     """B37, small: memory, descriptors, threads and children after run 20 and 100."""
     for seen in run_ranks(2, scenarios.run_many_times, 100, 19):
-        assert seen["rss_bytes"] < 8 << 20 and seen["others"] == [0, 0, 0]
+        # A sanitizer keeps what is freed for a while, to catch later use: up to 256 MiB.
+        allowed = 320 << 20 if _core.build_facts()["sanitize"] else 8 << 20
+        assert seen["rss_bytes"] < allowed and seen["others"] == [0, 0, 0]
 
 
 def run_script(code: str) -> subprocess.CompletedProcess[str]:
