@@ -115,7 +115,7 @@ template <class Element>
 void finish(const std::byte* accumulator, int divisor, std::byte* dst, int64_t count) {
   if constexpr (kIsFloating<Accumulator<Element>>)
     finish_floating<Element>(accumulator, divisor, dst, count);
-  else
+  else if (count > 0)  // nothing may have no address
     __builtin_memcpy(dst, accumulator, static_cast<size_t>(count) * sizeof(Element));
 }
 
