@@ -33,7 +33,7 @@ class Pattern:
         """Writes the pieces that `rank` holds into its local tensors; leaves padding alone."""
         shapes = {name: shape for name, shape, _ in layout.spec.tensors}
         for name, local, start, size, offset, strides in layout.pieces(rank):
-            place = as_bits(tensors[local]).as_strided(size, strides, offset)
+            place = memory.view(as_bits(tensors[local]), size, strides, offset)
             self._write(place, name, shapes[name], start)
 
     def count_wrong(
@@ -52,7 +52,7 @@ class Pattern:
             if poisoned:
                 poison(expected)
             for name, start, size, offset, strides in pieces.get(local, []):
-                self._write(expected.as_strided(size, strides, offset), name, shapes[name], start)
+                self._write(memory.view(expected, size, strides, offset), name, shapes[name], start)
             wrong += int((found != expected).sum())
         return wrong
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hybridengine import tensors as memory
 from hybridengine._bench.move import MoveJob
 from hybridengine._bench.pattern import as_bits
 from hybridengine._bench.record import RivalFactory, Unfit
@@ -52,7 +53,7 @@ class FullTensors:
     def contribution(self, share: Share) -> torch.Tensor:
         """This rank's boxes of a tensor, one after the other; a view where there is one."""
         parts = [
-            as_bits(self.job.sources[local]).as_strided(size, strides, offset).reshape(-1)
+            memory.view(as_bits(self.job.sources[local]), size, strides, offset).reshape(-1)
             for local, _, size, offset, strides in share.places
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -69,7 +70,7 @@ class FullTensors:
     def take(self, name: str, whole: torch.Tensor, results: dict[str, torch.Tensor]) -> None:
         for local, start, size, offset, strides in self.wanted.get(name, []):
             box = whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
-            as_bits(results[local]).as_strided(size, strides, offset).copy_(box)
+            memory.view(as_bits(results[local]), size, strides, offset).copy_(box)
 
 
 def _shares(job: MoveJob) -> dict[str, list[Share]]:

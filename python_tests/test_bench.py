@@ -119,10 +119,13 @@ LINES = [
 ]
 
 
+@pytest.mark.parametrize("memory", ["torch", "ours"])
 @pytest.mark.parametrize(("src", "dst", "others"), LINES)
-def test_reshard_and_its_rivals_are_right(bench, model, tmp_path, src, dst, others):
+def test_reshard_and_its_rivals_are_right(bench, model, tmp_path, src, dst, others, memory):
+    """Ours is one segment: tensors there do not begin where their storage does."""
     path = tmp_path / "b.json"
-    code, out, err = bench(*reshard(model, src, dst, "--rival", "all", "--json", str(path)))
+    line = reshard(model, src, dst, "--rival", "all", "--json", str(path), "--out", memory)
+    code, out, err = bench(*line)
     assert (code, err) == (0, "")
     rows = {row["rival"]: row for row in json.loads(path.read_text())}
     assert set(rows) == {None, "rank0_broadcast", *others}
