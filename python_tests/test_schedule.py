@@ -5,11 +5,13 @@ import math
 import blobs
 import oracle
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layouts import bind, pairs
+from ranks import run_threads
 
-from hybridengine import InternalError, Spec, UsageError, _core
+from hybridengine import Communicator, InternalError, Resharder, Spec, UsageError, _core
 
 BUCKET_BYTES = st.one_of(st.integers(8, 64), st.sampled_from([100, 256, 1000, 2**15, 2**25]))
 
@@ -43,30 +45,50 @@ def test_buckets_of_a_pair_are_full_but_for_the_last(pair, bucket_bytes):
 @settings(max_examples=150)
 @given(pairs(), st.integers(8, 120))
 def test_in_order_buckets_keep_to_their_window(pair, bucket_bytes):
-    """Cut what a destination receives, in plan order, into windows of bucket_bytes: all items of a
-    bucket begin in one window, and end in it but for the last element."""
+    """Of what a destination receives, in plan order, a bucket reaches over bucket_bytes at most; it
+    touches one tensor, or several that are together no larger (with those between them); and what
+    is wholly behind it travels in a later round."""
     schedule = blobs.read_schedule(schedule_of(*pair, bucket_bytes, in_order=True).save())
+    plan = schedule.plan
+    sizes = [math.prod(each.shape) * oracle.BYTES[each.dtype] for each in plan.dst.locals]
     items = [
-        (item.move, number, index)
+        (item.move, number, item)
         for number, bucket in enumerate(schedule.buckets)
-        for index, item in enumerate(bucket.items)
+        for item in bucket.items
     ]
     received: dict[int, int] = {}
-    windows: dict[int, set[int]] = {}
-    for move_index, number, index in sorted(items, key=lambda row: (row[0], row[1], row[2])):
-        bucket, move = schedule.buckets[number], schedule.plan.moves[move_index]
-        each = oracle.wire_bytes(move.src_dtype, move.dst_dtype)
+    reach: dict[int, list[int]] = {}
+    tensors: dict[int, set[int]] = {}
+    for move_index, number, item in sorted(items, key=lambda row: (row[0], row[1])):
+        bucket, move = schedule.buckets[number], plan.moves[move_index]
         begin = received.get(bucket.dst, 0)
-        end = begin + math.prod(bucket.items[index].size) * each
-        windows.setdefault(number, set()).add(begin // bucket_bytes)
-        assert (end - each) // bucket_bytes == begin // bucket_bytes
+        end = begin + math.prod(item.size) * oracle.wire_bytes(move.src_dtype, move.dst_dtype)
         received[bucket.dst] = end
-    assert all(len(each) == 1 for each in windows.values())
-    for rank in received:
-        mine = [n for n, b in enumerate(schedule.buckets) if b.dst == rank]
-        order = sorted(mine, key=lambda n: schedule.buckets[n].round)
-        window = [min(windows[n]) for n in order]
-        assert window == sorted(window)
+        reach[number] = [reach.get(number, [begin])[0], end]
+        tensors.setdefault(number, set()).add(plan.dst.pieces[move.dst_piece].local)
+    for number, (begin, end) in reach.items():
+        assert end - begin <= bucket_bytes
+        touched = range(min(tensors[number]), max(tensors[number]) + 1)
+        assert len(touched) == 1 or sum(sizes[each] for each in touched) <= bucket_bytes
+        bucket = schedule.buckets[number]
+        for other, (start, _) in reach.items():
+            if schedule.buckets[other].dst == bucket.dst and start >= begin + bucket_bytes:
+                assert schedule.buckets[other].round > bucket.round
+
+
+def test_alignment_is_no_payload():
+    """Between items of different widths a bucket has gaps: in its size, never in a report."""
+    full = {"a": torch.ones(3, dtype=torch.int8), "b": torch.ones(2), "c": torch.ones(1).double()}
+
+    def main(comm: Communicator) -> tuple[int, ...]:
+        resharder = Resharder(full if comm.rank == 0 else None, "hf", "hf@1", comm=comm)
+        resharder.run()
+        report = resharder.report
+        pairs = [row["sent_bytes"] + row["received_bytes"] for row in report.pairs]
+        gaps = resharder.schedule.buckets[0]["num_bytes"] - 19
+        return gaps, report.sent_bytes, report.received_bytes, report.bound_bytes, *pairs
+
+    assert run_threads(2, main, transport="loopback") == [(5, 19, 0, 0, 19), (5, 0, 19, 19, 19)]
 
 
 @given(pairs(), BUCKET_BYTES, st.booleans())

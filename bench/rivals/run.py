@@ -32,6 +32,7 @@ _PACKAGES = {
 }
 _JOBS = ["1x64K", "1x256K", "1x1M", "1x4M", "1x16M", "1x64M", "1x256M", "4096x64K"]
 _LIMIT_SECONDS = 900
+_RIVAL_LIMIT_SECONDS = 60  # some hang at some sizes
 
 
 def main() -> None:
@@ -101,7 +102,8 @@ def _flat(row: dict[str, Any], out: str, job: str) -> list[dict[str, Any]]:
 def _rival(directory: Path, name: str, job: str, iters: str) -> list[dict[str, Any]]:
     script = str(_HERE / f"{name}_pair.py")
     try:
-        done = _run([str(directory / "bin" / "python"), script, job, "-n", iters])
+        line = [str(directory / "bin" / "python"), script, job, "-n", iters]
+        done = _run(line, _RIVAL_LIMIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [{"who": name, "job": job, "error": str(error)}]
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -110,10 +112,10 @@ def _rival(directory: Path, name: str, job: str, iters: str) -> list[dict[str, A
     return [{**json.loads(line), "job": job} for line in lines]
 
 
-def _run(line: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(line: list[str], limit: float = _LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     return subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS
+        line, env=environment, capture_output=True, text=True, timeout=limit
     )
 
 

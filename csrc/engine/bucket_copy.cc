@@ -30,6 +30,13 @@ StridedEnd bucket_end(const Move& move, const Item& item, std::byte* bucket) {
           wire_dtype(move.src_dtype, move.dst_dtype)};
 }
 
+/// What the certificate counts: without the gaps that align items of different widths.
+int64_t payload_bytes(const Plan& plan, const Bucket& bucket) {
+  int64_t bytes = 0;
+  for (const Item& item : bucket.items) bytes += item_bytes(plan.moves()[item.move], item);
+  return bytes;
+}
+
 uint64_t digest_of_bytes(const std::byte* data, int64_t bytes) {
   return digest_of({reinterpret_cast<const char*>(data), static_cast<size_t>(bytes)});
 }
@@ -58,20 +65,25 @@ void Execution::note_sent(int32_t id, Rank peer) {
   outgoing_open_[id] = false;
   ++sent_;
   ++report_.buckets_out;
-  report_.sent_bytes += bucket_of(id).num_bytes;
-  pair(peer).sent_bytes += bucket_of(id).num_bytes;
+  const int64_t bytes = payload_bytes(schedule_->plan(), bucket_of(id));
+  report_.sent_bytes += bytes;
+  pair(peer).sent_bytes += bytes;
 }
 
 void Execution::note_received(int32_t id, Rank peer) {
-  for (const Item& item : bucket_of(id).items)
-    targets_[local_of(move_of(item))].missing_bytes -= item_bytes(move_of(item), item);
+  int64_t bytes = 0;
+  for (const Item& item : bucket_of(id).items) {
+    const int64_t part = item_bytes(move_of(item), item);
+    targets_[local_of(move_of(item))].missing_bytes -= part;
+    bytes += part;
+  }
   incoming_[id].open = false;
   ++landed_;
   ++report_.buckets_in;
   if (incoming_[id].way == Way::kDirect) ++report_.direct_buckets;
   if (incoming_[id].way == Way::kPull) ++report_.pulled_buckets;
-  report_.received_bytes += bucket_of(id).num_bytes;
-  pair(peer).received_bytes += bucket_of(id).num_bytes;
+  report_.received_bytes += bytes;
+  pair(peer).received_bytes += bytes;
 }
 
 void Execution::send_bucket(const Message& granted, Rank peer) {

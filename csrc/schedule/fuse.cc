@@ -1,9 +1,10 @@
 // Cutting and fusing moves into buckets.
 //
 // Vocabulary: each ordered pair of ranks has at most one *open* bucket per step; moves are appended
-// in plan order and cut where the bucket is full. A *window* is a stretch of bucket_bytes of what
-// one destination rank receives, in plan order; with `in_order` a bucket is closed at the end of
-// its window, so that nothing of a later window arrives in it. Without, there is one window.
+// in plan order and cut where the bucket is full. With `in_order` a bucket also ends where its
+// *window* does, so that nothing of a later window arrives in it: a window is a stretch of at most
+// bucket_bytes of what one destination rank receives, in plan order, and belongs to one tensor or
+// to several that are together no larger than that. Without, there is one window.
 //
 // Rounds: the buckets of a pair take *turns* 0, 1, ..., and a window's first turn is after all
 // turns of the window before. A bucket travels in round turn * ranks + (distance from source to
@@ -53,8 +54,32 @@ class Fuser {
       close(open);
       open.window = open.turn = 0;
     }
-    received_bytes_ = window_ = 0;
-    first_turn_ = next_turn_ = 0;
+    window_ = first_turn_ = next_turn_ = 0;
+    in_window_bytes_ = window_tensor_bytes_ = 0;
+    last_local_ = -1;
+  }
+
+  int64_t local_bytes(int32_t local) const {
+    const LocalTensor& tensor = plan_.dst().locals()[local];
+    return tensor.shape.num_elems() * static_cast<int64_t>(dtype_bytes(tensor.dtype));
+  }
+
+  /// In order only: leaves the window where the next element, or the next tensor, does not fit.
+  void enter_window(const Move& move, int64_t elem_bytes) {
+    if (!in_order_) return;
+    const int32_t local = plan_.dst_local(move);
+    int64_t joining = 0;  // with the tensors between, which wait for their turn too
+    for (int32_t i = last_local_ < 0 ? local : last_local_ + 1; i <= local; ++i)
+      joining += local_bytes(i);
+    const bool crowded = joining > 0 && window_tensor_bytes_ > 0 &&
+                         window_tensor_bytes_ + joining > bucket_bytes_;
+    last_local_ = local;
+    window_tensor_bytes_ += joining;
+    if (!crowded && in_window_bytes_ + elem_bytes <= bucket_bytes_) return;
+    ++window_;
+    first_turn_ = next_turn_;
+    in_window_bytes_ = 0;
+    window_tensor_bytes_ = local_bytes(local);
   }
 
   void add_move(int32_t index) {
@@ -85,28 +110,21 @@ class Fuser {
   /// Elements that still fit into the open bucket of the move's pair, at least 1; opens a new
   /// bucket where none does.
   int64_t room_for(const Move& move, int64_t elem_bytes, Open& open, int64_t& offset) {
-    const int64_t window = in_order_ ? received_bytes_ / bucket_bytes_ : 0;
-    const int64_t left_in_window =
-        in_order_ ? bucket_bytes_ - received_bytes_ % bucket_bytes_ : bucket_bytes_;
+    enter_window(move, elem_bytes);
     for (;;) {
-      if (open.bucket >= 0 && open.window == window) {
+      if (open.bucket >= 0 && open.window == window_) {
         const int64_t used = buckets_[open.bucket].num_bytes;
         offset = used + (elem_bytes - used % elem_bytes) % elem_bytes;
-        const int64_t room = std::min(bucket_bytes_ - offset, left_in_window) / elem_bytes;
+        const int64_t room =
+            std::min(bucket_bytes_ - offset, bucket_bytes_ - in_window_bytes_) / elem_bytes;
         if (room > 0) return room;
-        // The last bytes of a window that hold no whole element belong to the next one.
-        if (left_in_window < elem_bytes && bucket_bytes_ - offset >= elem_bytes) return 1;
       }
-      open_bucket(move, window, open);
+      open_bucket(move, open);
     }
   }
 
-  void open_bucket(const Move& move, int64_t window, Open& open) {
-    if (window != window_) {
-      window_ = window;
-      first_turn_ = next_turn_;
-    }
-    const bool follows = open.bucket >= 0 && open.window == window;
+  void open_bucket(const Move& move, Open& open) {
+    const bool follows = open.bucket >= 0 && open.window == window_;
     open.turn = follows ? open.turn + 1 : first_turn_;
     next_turn_ = std::max(next_turn_, open.turn + 1);
     close(open);
@@ -119,7 +137,7 @@ class Fuser {
           str_cat(open.turn, " buckets of ", bucket_bytes_, " bytes between two ranks"),
           "Use larger buckets.");
     open.bucket = static_cast<int32_t>(buckets_.size());
-    open.window = window;
+    open.window = window_;
     buckets_.push_back(std::move(bucket));
   }
 
@@ -137,7 +155,7 @@ class Fuser {
     bucket.num_bytes = offset + bytes;
     bucket.direct = bucket.direct && move.op == Op::kCopy && move.codec == Codec::kNone &&
                     move.src_dtype == move.dst_dtype;
-    received_bytes_ += bytes;
+    if (in_order_) in_window_bytes_ += bytes;
   }
 
   const Plan& plan_;
@@ -147,8 +165,10 @@ class Fuser {
   std::vector<int32_t> index_;  // of a rank among those of the plan
   // Of the destination whose moves are being fused:
   std::vector<Open> open_;  // by index of the source
-  int64_t received_bytes_ = 0;
-  int64_t window_ = 0;  // the latest in which a bucket was opened
+  int64_t window_ = 0;
+  int64_t in_window_bytes_ = 0;      // received
+  int64_t window_tensor_bytes_ = 0;  // of the tensors that it belongs to
+  int32_t last_local_ = -1;          // the latest of them
   int32_t first_turn_ = 0, next_turn_ = 0;
   std::vector<Box> todo_, head_, tail_;
   std::vector<Bucket> buckets_;
