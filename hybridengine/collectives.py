@@ -98,6 +98,9 @@ def ddp_hook(comm: Communicator, bucket: Any) -> Any:
     return work.get_future(bucket.buffer())
 
 
+ddp_hook.__annotations__ = {}  # torch takes no hook whose annotations are not its own types
+
+
 def _call(
     comm: Communicator | None, async_op: bool, name: str, bucket_bytes: BucketBytes, *args: Any
 ) -> Work | None:
