@@ -2,8 +2,8 @@
 
 Every rank of the communicator makes the same calls in the same order. Contributions are combined
 in ascending rank order, 16-bit floating types in float32, and rounded once: the result has the same
-bits on every rank, over every transport, for every bucket size. Arguments that differ between ranks,
-or are wrong on one of them, raise the same UsageError on all; nothing has changed and the next call
+bits on every rank, over every transport, for every bucket size. Arguments that differ, or that are
+wrong on one rank, raise the same UsageError on all; nothing has changed and the next call
 works.
 """
 
