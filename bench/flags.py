@@ -142,7 +142,12 @@ def redops(text: str) -> tuple[str, ...]:
 
 
 def fusion(text: str) -> int | str:
-    return text if text == "auto" else size(text)
+    if text == "auto":
+        return text
+    num_bytes = size(text)
+    if num_bytes == 0:
+        raise argparse.ArgumentTypeError("a bucket of 0 bytes holds nothing; write auto or 32M")
+    return num_bytes
 
 
 def threshold(text: str) -> float:

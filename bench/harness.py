@@ -118,14 +118,14 @@ def _measure_half(
     wrong: dict[str, int | None] = {}
     if most > 0:
         copy = MemcpyJob(volume.received_bytes)
-        timings[_MEMCPY] = _time(world, copy.run, options, bench.repeats_short)
+        timings[_MEMCPY] = time_runs(world, copy.run, options, bench.repeats_short)
         wrong[_MEMCPY] = world.total(copy.count_wrong()) if options.check else None
         del copy
     for name in (_OURS, *rivals):
         run = _runner(world, bench, job, name)
         if run is None:
             continue
-        timings[name] = _time(world, run, options, bench.repeats_short)
+        timings[name] = time_runs(world, run, options, bench.repeats_short)
         wrong[name] = _verify(world, bench, job, run, options.check)
         del run
     half = {}
@@ -148,7 +148,9 @@ def _runner(world: World, bench: Bench, job: Any, name: str) -> Callable[[], Any
         return None
 
 
-def _time(world: World, run: Callable[[], Any], options: Options, repeats_short: bool) -> Timing:
+def time_runs(
+    world: World, run: Callable[[], Any], options: Options, repeats_short: bool
+) -> Timing:
     warmed = [_iteration(world, run, 1) for _ in range(options.warmup)]
     repeats = 1 if options.agg_iters is None else options.agg_iters
     if options.agg_iters is None and repeats_short:

@@ -147,11 +147,11 @@ def _count_wrong(job: MaskedJob, results: Any) -> int:
             begin = job.starts[at] + first * width
             values = [periodic(each, begin, count * width).view(count, width) for each in sources]
             found = tensor.view(-1)[first * width : (first + count) * width]
-            wrong += int((as_bits(found) != as_bits(_masked(job.op, kept, values))).sum())
+            wrong += int((as_bits(found) != as_bits(masked(job.op, kept, values))).sum())
     return wrong
 
 
-def _masked(op: str, kept: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
+def masked(op: str, kept: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
     """What comes of rows of `values` where `kept` says which of them take part."""
     wide = torch.promote_types(values[0].dtype, torch.float32)
     total = torch.zeros(values[0].shape, dtype=wide)

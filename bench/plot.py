@@ -53,14 +53,14 @@ def draw(picture: str, title: str, charts: list[Chart]) -> None:
     figure = _figure_class()(figsize=(width * len(charts), height), layout="constrained")
     figure.suptitle(title)
     for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
-        _draw_chart(axes, chart)
+        draw_chart(axes, chart)
     try:
         figure.savefig(Path(picture), dpi=120)
     except OSError as error:
         raise UsageError(f"cannot write {picture}: {error.strerror}. Name another file.") from error
 
 
-def _draw_chart(axes: Any, chart: Chart) -> None:
+def draw_chart(axes: Any, chart: Chart) -> None:
     for curve in chart.curves:
         axes.plot(
             curve.x,
