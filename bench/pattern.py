@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -114,8 +115,10 @@ def allocate(layout: Layout, rank: int, zeroed: bool) -> dict[str, torch.Tensor]
     }
 
 
+@lru_cache(maxsize=8)
 def mixed_numbers(number: int, count: int) -> torch.Tensor:
-    """`count` numbers of 64 bits that follow from `number`: splitmix64's mixing."""
+    """`count` numbers of 64 bits that follow from `number`: splitmix64's mixing. Not to be written
+    to."""
     mixed = torch.arange(count, dtype=torch.int64) + (number + 1) * count
     mixed *= -0x61C8864680B583EB
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47

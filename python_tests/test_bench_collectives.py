@@ -12,7 +12,7 @@ from hybridengine import UsageError, cli
 from hybridengine._bench import command, exact, flags, harness, masked_all_reduce
 from hybridengine._bench.flags import Options
 
-QUICK = ["-n", "1"]
+QUICK = ["-n", "1", "-m", "2"]
 
 
 @pytest.fixture
@@ -38,10 +38,12 @@ def table_rows(out: str) -> list[list[str]]:
 LINES = [
     ["all_reduce", "-b", "0", "-e", "70", "-i", "23", "-g", "3", "--tensors", "3"],
     ["all_reduce", "-b", "1001", "-e", "70K", "-f", "67", "-d", "bfloat16", "--bucket", "1K"],
-    ["all_reduce", "-b", "999", "-e", "999", "-g", "3", "-d", "all", "-o", "all"],
+    ["all_reduce", "-b", "999", "-e", "999", "-g", "3", "-d", "all"],
+    ["all_reduce", "-b", "999", "-e", "999", "-d", "int8", "-o", "all"],
     ["all_reduce", "-b", "64", "-e", "64", "-g", "1"],
     ["reduce_scatter", "-b", "0", "-e", "70", "-i", "23", "-g", "3", "--tensors", "2"],
-    ["reduce_scatter", "-b", "5001", "-e", "5001", "-d", "all", "-o", "all"],
+    ["reduce_scatter", "-b", "5001", "-e", "5001", "-d", "all", "-o", "avg"],
+    ["reduce_scatter", "-b", "5001", "-e", "5001", "-d", "half", "-o", "all"],
     ["all_gather", "-b", "0", "-e", "70", "-i", "23", "-g", "3", "--tensors", "2"],
     ["all_gather", "-b", "5001", "-e", "5001", "-d", "all", "--bucket", "512"],
 ]

@@ -11,7 +11,7 @@ from hybridengine._bench import bucket_sweep, density_sweep, plot, scaling
 from hybridengine._bench.flags import Options
 from hybridengine._bench.scaling import Model, Point
 
-QUICK = ["-n", "1"]
+QUICK = ["-n", "1", "-m", "2"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
