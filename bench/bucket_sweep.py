@@ -11,7 +11,7 @@ from typing import Any
 
 from hybridengine import link_model
 from hybridengine._bench import plot
-from hybridengine._bench.collective import reducing_ranks
+from hybridengine._bench.collective import reducing_ranks, reducing_rows
 from hybridengine._bench.flags import Options
 from hybridengine._bench.record import Case, Sweep
 from hybridengine._core import UsageError
@@ -36,9 +36,10 @@ def _cases(options: Options) -> list[Case]:
     size = array_bytes(options)
     if size < _SMALLEST:
         raise UsageError(f"--sweep bucket begins at 256K, the array has {size} bytes. Raise -e.")
-    if len(options.dtypes) > 1 or len(options.redops) > 1:
+    rows = reducing_rows(options)
+    if len(rows) != 1:
         raise UsageError("--sweep bucket is of one type and op. Name one of each.")
-    dtype, op = (*options.dtypes, "float32")[0], (*options.redops, "sum")[0]
+    ((dtype, op),) = rows
     buckets = [_SMALLEST]
     while 2 * buckets[-1] <= min(size, _LARGEST):
         buckets.append(2 * buckets[-1])

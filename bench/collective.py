@@ -20,6 +20,7 @@ from hybridengine._bench.world import World
 from hybridengine._core import UsageError
 
 _DEFAULT_RANKS = 2
+_OPS = ("sum",)
 FLAGS = ("ranks", "sizes", "dtype", "fusion", "rivals", "tensors")
 
 
@@ -61,21 +62,30 @@ def num_ranks(options: Options) -> int:
 
 def reducing_ranks(options: Options) -> int:
     """num_ranks(); also refuses what cannot be reduced."""
-    for dtype in options.dtypes:
-        if dtype not in TYPES and len(options.dtypes) == 1:
-            raise UsageError(f"{dtype} cannot be reduced. Use {', '.join(TYPES)} (torch's names).")
+    if not reducing_rows(options):
+        raise UsageError(
+            f"{', '.join(options.redops or _OPS)} of {', '.join(options.dtypes)} is not reduced. "
+            f"Use {', '.join(TYPES)} (torch's names), and avg for floating ones."
+        )
     return num_ranks(options)
 
 
-def reducing_cases(options: Options) -> list[Case]:
-    """A row per type that can be reduced, op and size."""
+def reducing_rows(options: Options) -> list[tuple[str, str]]:
+    """Those of the types and ops that there are: 8 bits are no reduced floats, and an avg of
+    integers would depend on how it is rounded."""
     return [
-        Case(size, dtype, op)
+        (dtype, op)
         for dtype in options.dtypes or ("float32",)
         if dtype in TYPES
-        for op in options.redops or ("sum",)
-        for size in options.sizes()
+        for op in options.redops or _OPS
+        if op != "avg" or getattr(torch, dtype).is_floating_point
     ]
+
+
+def reducing_cases(options: Options) -> list[Case]:
+    """A row per type, op and size."""
+    rows = reducing_rows(options)
+    return [Case(size, dtype, op) for dtype, op in rows for size in options.sizes()]
 
 
 def shares(elems: int, options: Options) -> tuple[list[int], list[int]]:

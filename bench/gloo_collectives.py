@@ -69,8 +69,6 @@ def gloo_all_gather(world: World, job: CollectiveJob) -> Callable[[], Any]:
 
 
 def _divide(job: CollectiveJob) -> None:
-    if job.case.op != "avg":
-        return
-    for tensor in job.outputs:
-        whole = None if tensor.is_floating_point() else "trunc"
-        torch.div(tensor, job.world.size, rounding_mode=whole, out=tensor)
+    if job.case.op == "avg":
+        for tensor in job.outputs:
+            tensor.div_(job.world.size)

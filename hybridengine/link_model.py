@@ -6,7 +6,7 @@ ceil(M / B) alpha + M / beta(B): alpha is the same for every size of bucket, the
 since small buckets stay in a processor's cache and large ones overlap less. The measurements lie in
 a small JSON file in the user's cache folder; without one for the link the default applies.
 
-It is not agreed between ranks: a caller lets one rank pick for all.
+Ranks may have read different files: one of them has to pick for all.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class LinkModel:
-    """One link. `rates` are bytes per microsecond by bytes of a bucket."""
+    """One link, from times of an array of `array_bytes`. `rates` are bytes per microsecond by bytes
+    of a bucket."""
 
+    array_bytes: int
     alpha_us: float
     rates: dict[int, float]
 
@@ -47,20 +49,20 @@ class LinkModel:
         return min(sorted(self.rates), key=lambda size: self.time_us(num_bytes, size))
 
 
-def fit(num_bytes: int, times_us: Mapping[int, float]) -> LinkModel:
+def fit(array_bytes: int, times_us: Mapping[int, float]) -> LinkModel:
     """The model of measured times of one array, by bytes of a bucket; at least one.
 
     alpha is what least squares find for alpha buckets + constant, with relative errors, but never
     below zero or so large that a rate would not stay finite; the rates take up the rest exactly.
     """
-    points = [(math.ceil(num_bytes / size), time) for size, time in times_us.items()]
+    points = [(math.ceil(array_bytes / size), time) for size, time in times_us.items()]
     largest = min(time / buckets for buckets, time in points) / 2
     alpha = min(max(_slope(points), 0.0), largest)
     rates = {
-        size: num_bytes / (time - math.ceil(num_bytes / size) * alpha)
+        size: array_bytes / (time - math.ceil(array_bytes / size) * alpha)
         for size, time in times_us.items()
     }
-    return LinkModel(alpha, rates)
+    return LinkModel(array_bytes, alpha, rates)
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:
@@ -108,11 +110,13 @@ def load() -> dict[str, Any] | None:
     return dict(found)
 
 
-def pick_bucket(transport: str, world: int, num_bytes: int) -> int:
-    """Bytes of a bucket for an array of `num_bytes`: the fastest of those measured on this link, or
-    the default. The file is read once in a process."""
+def pick_bucket(transport: str, world: int, num_bytes: int | None = None) -> int:
+    """Bytes of a bucket for an array of `num_bytes`, or for one as large as that of the sweep: the
+    fastest of those measured on this link, or the default. The file is read once in a process."""
     model = _known().get(_key(transport, world))
-    return DEFAULT_BUCKET_BYTES if model is None else model.best_bucket(num_bytes)
+    if model is None:
+        return DEFAULT_BUCKET_BYTES
+    return model.best_bucket(model.array_bytes if num_bytes is None else num_bytes)
 
 
 def forget() -> None:
@@ -129,12 +133,12 @@ def _known() -> dict[str, LinkModel]:
 def _model(link: Mapping[str, Any]) -> LinkModel:
     """Throws ValueError, KeyError, TypeError or AttributeError on what is none."""
     rates = {int(size): float(rate) for size, rate in link["rates"].items()}
-    alpha = float(link["alpha_us"])
-    if not rates or not 0 <= alpha < math.inf:
-        raise ValueError("a link without rates, or with an impossible alpha")
+    array_bytes, alpha = int(link["array_bytes"]), float(link["alpha_us"])
+    if not rates or array_bytes < 1 or not 0 <= alpha < math.inf:
+        raise ValueError("a link without rates, or with an impossible alpha or array")
     if any(size < 1 or not 0 < rate < math.inf for size, rate in rates.items()):
         raise ValueError("an impossible rate")
-    return LinkModel(alpha, rates)
+    return LinkModel(array_bytes, alpha, rates)
 
 
 def _key(transport: str, world: int) -> str:

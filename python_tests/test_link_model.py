@@ -23,7 +23,7 @@ def times_of(alpha_us: float, rates: dict[int, float], num_bytes: int) -> dict[i
 
 def test_without_a_measurement_the_default():
     assert link_model.load() is None
-    for num_bytes in (0, 1, 64 * MIB):
+    for num_bytes in (None, 0, 1, 64 * MIB):
         assert link_model.pick_bucket("shm", 2, num_bytes) == 4 * MIB
 
 
@@ -36,6 +36,7 @@ def test_a_kept_link_is_read_and_others_stay():
     assert link_model.pick_bucket("shm", 2, 64 * MIB) == 4 * MIB
     assert link_model.pick_bucket("tcp", 4, 64 * MIB) == MIB
     assert link_model.pick_bucket("tcp", 2, 64 * MIB) == link_model.DEFAULT_BUCKET_BYTES
+    assert link_model.pick_bucket("tcp", 4) == MIB
     assert set(link_model.load()["links"]) == {"shm/2", "tcp/4"}
     assert list(link_model.path().parent.iterdir()) == [link_model.path()]
 
@@ -43,7 +44,7 @@ def test_a_kept_link_is_read_and_others_stay():
 def test_the_file_is_read_once_in_a_process():
     assert link_model.pick_bucket("shm", 2, MIB) == 4 * MIB
     link_model.path().parent.mkdir(parents=True)
-    model = {"alpha_us": 1.0, "rates": {str(MIB): 5000.0}}
+    model = {"array_bytes": MIB, "alpha_us": 1.0, "rates": {str(MIB): 5000.0}}
     text = json.dumps({"schema_version": 1, "links": {"shm/2": model}})
     link_model.path().write_text(text)
     assert link_model.pick_bucket("shm", 2, MIB) == 4 * MIB
@@ -66,7 +67,7 @@ def test_a_model_gives_the_measured_times_and_picks_their_least():
 
 
 def test_a_small_array_takes_the_smallest_of_the_fastest():
-    model = link_model.LinkModel(10.0, {64 * MIB: 5000.0, MIB: 5000.0, 4 * MIB: 5000.0})
+    model = link_model.LinkModel(64 * MIB, 10.0, {64 * MIB: 5000.0, MIB: 5000.0, 4 * MIB: 5000.0})
     assert model.best_bucket(64 * MIB) == 64 * MIB
     assert model.best_bucket(3 * MIB) == 4 * MIB
     assert model.best_bucket(100) == MIB
@@ -88,11 +89,11 @@ def test_odd_measurements_leave_a_usable_model(times):
         "[]",
         "{}",
         '{"schema_version": 2, "links": {}}',
-        '{"schema_version": 1, "links": {"shm/2": {"alpha_us": 1}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"alpha_us": -1, "rates": {"4": 1}}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"alpha_us": 1, "rates": {"4": 0}}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"alpha_us": 1, "rates": {"x": 1}}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"alpha_us": 1, "rates": {}}}}',
+        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1}}}',
+        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": -1, "rates": {"4": 1}}}}',
+        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1, "rates": {"4": 0}}}}',
+        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1, "rates": {"x": 1}}}}',
+        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1, "rates": {}}}}',
     ],
 )
 def test_a_damaged_file_is_warned_about_and_not_used(capfd, text):
