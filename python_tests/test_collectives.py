@@ -82,6 +82,9 @@ def cut_and_gather(comm: Communicator, rows: int, dtype: str) -> None:
     chunk = torch.full((rows, 3), -1).to(whole[0].dtype)
     he.reduce_scatter([chunk], [whole[rank]], comm=comm, bucket_bytes=4096)
     assert torch.equal(chunk, expected[rank * rows : (rank + 1) * rows])
+    taken = whole[rank].clone()
+    he.reduce_scatter(taken[rank * rows : (rank + 1) * rows], taken, comm=comm, bucket_bytes=4096)
+    assert torch.equal(taken[rank * rows : (rank + 1) * rows], chunk)
     gathered = torch.zeros_like(expected)
     he.all_gather(gathered, chunk, comm=comm, bucket_bytes=4096)
     assert torch.equal(gathered, expected)
@@ -167,6 +170,8 @@ def disagree(comm: Communicator, size: int) -> list[str]:
         "argument": lambda t: he.all_reduce("no tensor" if odd else t, comm=comm),
         "operation": lambda t: he.all_reduce(t, "avg" if odd else "sum", comm=comm),
         "rows": lambda t: he.reduce_scatter(t[:3], t, comm=comm),
+        "type": lambda t: he.all_reduce(t, 5 if odd else "sum", comm=comm),
+        "bucket": lambda t: he.all_reduce(t, comm=comm, bucket_bytes=-1 if odd else 4096),
         "nobody": lambda t: he.broadcast(t, comm.world, comm=comm),
     }
     for name, call in calls.items():
@@ -193,6 +198,8 @@ def test_ranks_that_disagree_say_so_alike(transport):
         assert by_name["argument"].startswith("rank 2 cannot take part in a collective: ")
         assert "Use sum, mean, min or max" in by_name["operation"]
         assert "does not divide by 3" in by_name["rows"]
+        assert "rank 2" in by_name["type"] and "wrong type" in by_name["type"]
+        assert "bucket_bytes is -1" in by_name["bucket"]
         assert "src is rank 3 of 3" in by_name["nobody"]
 
 
@@ -262,8 +269,11 @@ def test_what_goes_on_meanwhile(transport):
 
 
 def model_and_data(rank: int) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(9, 30), torch.nn.Tanh(), torch.nn.Linear(30, 2))
+    make = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # ranks are threads: not from the generator of the process
+        for each in model.parameters():
+            each.copy_(torch.randn(each.shape, generator=make))
     make = torch.Generator().manual_seed(rank + 1)
     return model, [torch.randn(4, 9, generator=make) for _ in range(4)]
 
