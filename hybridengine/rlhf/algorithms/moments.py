@@ -1,0 +1,70 @@
+"""moments: mean and variance over the trainable tokens of all ranks, and whitening by them.
+
+Two passes in float64: the mean first, then squared distances from it. The difference of mean square
+and squared mean is never taken: its rounding can be larger than the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, widen
+
+# Takes a small float64 tensor, returns its sum over all ranks. None stands for one rank.
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+
+# A spread below this share of the mean is what rounding in float64 leaves of equal values. The
+# smallest real spread of float32 values is 2^-24 of them.
+_ROUNDING = 2.0**-40
+
+
+class Moments(NamedTuple):
+    """float64 tensors without dims. `var` divides by `count`; both are 0 for no tokens."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    count: torch.Tensor
+
+
+def reduced(values: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
+    """The sum of `values` over all ranks."""
+    return values if all_reduce is None else all_reduce(values)
+
+
+def masked_mean_var(
+    values: torch.Tensor, mask: torch.Tensor, *, all_reduce: AllReduce | None = None
+) -> Moments:
+    """Moments of `values` [B, T] where `mask` is true, over all ranks.
+
+    Collective if `all_reduce` is given: it is called twice on every rank, with tokens or without.
+    """
+    check_shapes(mask, values=values)
+    wide = torch.where(mask, values.detach().double(), 0)
+    total, count = reduced(torch.stack([wide.sum(), mask.sum().double()]), all_reduce)
+    mean = total / count.clamp(min=1)
+    distance = torch.where(mask, wide - mean, 0)
+    squares, rest = reduced(torch.stack([distance.square().sum(), distance.sum()]), all_reduce)
+    mean_square = (squares - rest.square() / count.clamp(min=1)) / count.clamp(min=1)
+    return Moments(mean, mean_square.clamp(min=0), count)
+
+
+def whiten(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    eps: float = 1e-8,
+    all_reduce: AllReduce | None = None,
+) -> torch.Tensor:
+    """(values - mean) / sqrt(var + eps) over the trainable tokens of all ranks; without gradient.
+
+    [B, T] in, [B, T] out, 0 behind the mask and everywhere if all values are equal. Collective like
+    `masked_mean_var`.
+    """
+    check_number("eps", eps, 0.0, above=True)
+    mean, var, _ = masked_mean_var(values, mask, all_reduce=all_reduce)
+    differ = var > (mean * _ROUNDING).square()
+    white = (values.detach().double() - mean) / (var + eps).sqrt()
+    return torch.where(mask & differ, white, 0).to(widen(values).dtype)

@@ -1,0 +1,141 @@
+"""policy_losses: the loss of the policy at each token, before aggregation.
+
+Each takes `log_probs` (with gradient), `old_log_probs` of the policy that sampled, and
+`advantages`, all floating [B, T]. The ratio is exp(log_probs - old_log_probs): exactly 1 where they
+are equal.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, row_mean, select
+from hybridengine.rlhf.algorithms.ratios import log_ratio
+from hybridengine.rlhf.algorithms.registry import Registry
+
+
+class PolicyTerms(NamedTuple):
+    """All [B, T]. Behind the mask `losses` is 0, `ratio` 1, `clipped` false."""
+
+    losses: torch.Tensor
+    ratio: torch.Tensor  # without gradient
+    clipped: torch.Tensor  # bool: the bound decided, so that the token has no gradient
+
+
+policy_loss: Registry[PolicyTerms] = Registry("policy loss")
+
+
+@policy_loss("clip")
+def clip(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_ratio: float = 0.2,
+) -> PolicyTerms:
+    """max(-A r, -A clamp(r, 1 - clip_ratio, 1 + clip_ratio))."""
+    return clip_higher(
+        log_probs, old_log_probs, advantages, mask, clip_low=clip_ratio, clip_high=clip_ratio
+    )
+
+
+@policy_loss("clip-higher")
+def clip_higher(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> PolicyTerms:
+    """`clip` with its two bounds apart: r between 1 - clip_low and 1 + clip_high."""
+    ratio = log_ratio(log_probs, old_log_probs, mask).exp()
+    return _clipped(ratio, advantages, mask, clip_low, clip_high)
+
+
+@policy_loss("dual-clip")
+def dual_clip(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_ratio: float = 0.2,
+    dual_clip_ratio: float = 3.0,
+) -> PolicyTerms:
+    """`clip`, and at most -A dual_clip_ratio where A < 0."""
+    check_number("dual_clip_ratio", dual_clip_ratio, 1.0, above=True)
+    terms = clip(log_probs, old_log_probs, advantages, mask, clip_ratio=clip_ratio)
+    known = select(advantages.detach(), mask)
+    bound = -known * dual_clip_ratio
+    beyond = (known < 0) & (terms.losses > bound)
+    losses = torch.where(beyond, bound, terms.losses)
+    return PolicyTerms(losses, terms.ratio, terms.clipped | beyond)
+
+
+@policy_loss("gspo")
+def gspo(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> PolicyTerms:
+    """`clip-higher` with one ratio a row: the geometric mean of the ratios of its tokens.
+
+    Its gradient reaches every token through its own log-prob. Meant for "seq-mean-token-mean".
+    """
+    check_shapes(mask, log_probs=log_probs, old_log_probs=old_log_probs)
+    wide = select(log_probs, mask)
+    mean = row_mean(log_ratio(log_probs.detach(), old_log_probs, mask), mask)[:, None]
+    ratio = torch.where(mask, wide - wide.detach() + mean, 0).exp()
+    return _clipped(ratio, advantages, mask, clip_low, clip_high)
+
+
+@policy_loss("cispo")
+def cispo(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+) -> PolicyTerms:
+    """-A log p, weighed by the ratio, which is clamped and has no gradient.
+
+    So no token loses its gradient; `clipped` says whose weight was bounded. clip_low=1 is no lower
+    bound.
+    """
+    _check_bounds(clip_low, clip_high)
+    check_shapes(mask, advantages=advantages)
+    ratio = log_ratio(log_probs.detach(), old_log_probs, mask).exp()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = -weight * select(advantages.detach(), mask) * select(log_probs, mask)
+    return PolicyTerms(losses, ratio, weight != ratio)
+
+
+def _clipped(
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyTerms:
+    _check_bounds(clip_low, clip_high)
+    check_shapes(mask, advantages=advantages)
+    known = select(advantages.detach(), mask)
+    free = -known * ratio
+    bounded = -known * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return PolicyTerms(torch.maximum(free, bounded), ratio.detach(), bounded > free)
+
+
+def _check_bounds(clip_low: float, clip_high: float) -> None:
+    check_number("clip_low", clip_low, 0.0, 1.0)
+    check_number("clip_high", clip_high, 0.0)

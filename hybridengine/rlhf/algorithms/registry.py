@@ -1,0 +1,78 @@
+"""registry: names for the functions of one kind, so that a config can choose among them.
+
+`Registry` is not a plug-in loader: an entry exists once the module that decorates it is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from hybridengine._core import UsageError
+
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Registry(Generic[Result]):
+    """Functions that return a `Result`, by name. `kind` is the word for one of them in errors.
+
+    A registry is itself the decorator: `@advantage("gae")`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Callable[..., Result]] = {}
+
+    def __call__(self, name: str) -> Callable[[Function], Function]:
+        """Registers the decorated function as `name`. Throws UsageError if the name is taken."""
+        if name in self._entries:
+            raise UsageError(
+                f"two of kind {self.kind} are named {name!r}: the first is "
+                f"{self._entries[name].__qualname__}. Give the second another name."
+            )
+
+        def register(function: Function) -> Function:
+            self._entries[name] = function
+            return function
+
+        return register
+
+    def names(self) -> tuple[str, ...]:
+        """All names, in order of registration."""
+        return tuple(self._entries)
+
+    def get(self, name: str) -> Callable[..., Result]:
+        """The function called `name`. Throws UsageError that lists the names and the nearest."""
+        if name not in self._entries:
+            raise UsageError(
+                f"{name!r} is no {self.kind}: known are {', '.join(self._entries)}. "
+                f"Use {_nearest(name, self._entries)}."
+            )
+        return self._entries[name]
+
+    def options(self, name: str) -> tuple[str, ...]:
+        """The keyword arguments of the function called `name`."""
+        parameters = inspect.signature(self.get(name)).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+    def bind(self, name: str, **options: Any) -> Callable[..., Result]:
+        """The function called `name` with `options` set. Throws UsageError on one it lacks."""
+        known = self.options(name)
+        for option in options:
+            if option not in known:
+                raise UsageError(
+                    f"{self.kind} {name!r} has no option {option!r}: it takes "
+                    f"{', '.join(known) or 'none'}. "
+                    + (f"Use {_nearest(option, known)}." if known else "Leave it out.")
+                )
+        return functools.partial(self.get(name), **options)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The most similar known name, or words for having to choose where none is similar."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
+    return f"the nearest, {matches[0]!r}, or another of these" if matches else "one of these"
