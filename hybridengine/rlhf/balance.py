@@ -7,6 +7,7 @@ talking. A part is a list of indices into the lengths, ascending. Nothing here t
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
 from hybridengine._core import UsageError
@@ -38,25 +39,28 @@ def seqlen_balanced_partitions(
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     run = num_partitions if equal_size else 1
     heap: list[tuple[int, int, list[_Part]]] = []
-    for serial, start in enumerate(range(0, len(order), run)):
-        split = [(lengths[i], [i]) for i in reversed(order[start : start + run])]
-        split += [(0, [])] * (num_partitions - run)
-        heap.append((split[-1][0] - split[0][0], serial, split))
-    heapq.heapify(heap)
-    serial = len(heap)
+
+    def push(split: list[_Part]) -> None:
+        smallest = split[-1][0] if len(split) == num_partitions else 0
+        heapq.heappush(heap, (smallest - split[0][0], next(serial), split))
+
+    serial = itertools.count()  # of equal spreads the older first, on every rank
+    for start in range(0, len(order), run):
+        push([(lengths[i], [i]) for i in reversed(order[start : start + run])])
     while len(heap) > 1:
-        split = _merged(heapq.heappop(heap)[2], heapq.heappop(heap)[2])
-        heapq.heappush(heap, (split[-1][0] - split[0][0], serial, split))
-        serial += 1
-    parts = heap[0][2] if heap else [(0, [])] * num_partitions
-    return sorted((sorted(indices) for _, indices in parts), key=lambda part: (not part, part))
+        push(_merged(heapq.heappop(heap)[2], heapq.heappop(heap)[2], num_partitions))
+    parts = sorted(sorted(indices) for _, indices in heap[0][2]) if heap else []
+    return parts + [[] for _ in range(num_partitions - len(parts))]
 
 
-def _merged(one: list[_Part], other: list[_Part]) -> list[_Part]:
-    """Both are ordered from the largest part to the smallest, and so is the result."""
-    parts = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(one, reversed(other), strict=True)]
-    # Of two parts of no length one may hold sequences: it comes first, to leave no part empty.
-    return sorted(parts, key=lambda part: (part[0], len(part[1])), reverse=True)
+def _merged(one: list[_Part], other: list[_Part], num_partitions: int) -> list[_Part]:
+    """The split of both. Splits list their parts from the largest down and leave empty ones out,
+    so that a part of `other` meets one of `one` only when there are more than num_partitions."""
+    alone = num_partitions - len(other)
+    nothing: _Part = (0, [])
+    pairs = itertools.zip_longest(one[alone:], reversed(other), fillvalue=nothing)
+    parts = one[:alone] + [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
+    return sorted(parts, key=lambda part: part[0], reverse=True)
 
 
 def micro_batches(

@@ -21,7 +21,7 @@ class Groups:
     group.
     """
 
-    index: torch.Tensor  # int64 [B], groups numbered from 0
+    index: torch.Tensor  # int64 [B] below B, equal within a group
     size: torch.Tensor
     centred: torch.Tensor
     differ: torch.Tensor  # bool [B], the scores of the group are not all equal
@@ -38,7 +38,7 @@ class Groups:
             )
         counted = torch.ones_like(groups, dtype=torch.bool) if counted is None else counted
         scores = scores.detach().double()
-        index = groups.unique(return_inverse=True)[1]
+        index = torch.searchsorted(groups.sort().values, groups)  # its first row in order
         zeros = torch.zeros_like(scores)  # there are no more groups than rows
 
         def total(rows: torch.Tensor) -> torch.Tensor:

@@ -22,11 +22,11 @@ _ROUNDING = 2.0**-40
 
 
 class Moments(NamedTuple):
-    """float64 tensors without dims. `var` divides by `count`; both are 0 for no tokens."""
+    """float64 tensors without dims. `var` divides by `num`; both are 0 where it is."""
 
     mean: torch.Tensor
     var: torch.Tensor
-    count: torch.Tensor
+    num: torch.Tensor
 
 
 def reduced(values: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:

@@ -51,9 +51,10 @@ def token_rewards(
 def overlong_penalty(
     lengths: torch.Tensor, *, max_length: int, buffer: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """float64 [B] to add to the scores: 0 up to max_length - buffer tokens, then falling in a straight
-    line to -factor at max_length and beyond. `lengths` integer [B]: sampled tokens of each
-    response.
+    """float64 [B] to add to the scores, never above 0. `lengths` integer [B]: sampled tokens a row.
+
+    0 up to max_length - buffer tokens, then falling in a straight line to -factor at max_length,
+    and -factor beyond.
     """
     check_number("factor", factor, 0.0)
     if not 0 < buffer <= max_length:
