@@ -1,6 +1,7 @@
-"""The formulas of docs/algorithms.md in float64, as loops over rows and tokens, and batches for them.
+"""The formulas of docs/algorithms.md in float64, as loops over rows and tokens, and batches.
 
-Nothing here uses torch but to hand batches over: no masks are applied, masked tokens are left out.
+Nothing here uses torch but to hand batches over, and no formula knows of masks: a row has only its
+trainable tokens.
 """
 
 import math
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 
-# A row's tokens are numbers; None stands for a token that is not trainable.
 Row = list[float]
 
 
@@ -35,7 +35,7 @@ class Batch:
         return Batch(self.mask[index], tensors, {k: v[index] for k, v in self.rows.items()})
 
     def with_inserted(self, places: list[int], width: int) -> "Batch":
-        """Masked tokens inserted before each of `places`, in every row, and padding up to `width`."""
+        """Masked tokens inserted before each of `places` in every row, padded to `width`."""
         columns: list[int] = []
         for token in range(self.mask.shape[1]):
             columns += [-1] * places.count(token) + [token]
@@ -104,7 +104,7 @@ def policy_row(name: str, new: Row, old: Row, advantages: Row) -> Row:
 
 
 def policy_slopes(name: str, new: Row, old: Row, advantages: Row) -> Row:
-    """d loss / d log_prob of each token of one row: the sum of its losses differentiated by hand."""
+    """d (sum of the losses of one row) / d log_prob of each token, differentiated by hand."""
     ratios = [math.exp(a - b) for a, b in zip(new, old, strict=True)]
     if name == "gspo" and ratios:
         ratios = [math.exp(sum(math.log(r) for r in ratios) / len(ratios))] * len(ratios)
@@ -137,7 +137,7 @@ def aggregated(name: str, rows: list[Row]) -> float:
 
 def gae_row(rewards: Row, values: Row, bootstrap: float, gamma: float, lam: float) -> Row:
     """A_t = sum over l of (gamma lam)^l delta_{t+l}, from its definition."""
-    following = [*values[1:], bootstrap]
+    following = [*values, bootstrap][1:]
     deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)]
     return [
         sum((gamma * lam) ** ahead * delta for ahead, delta in enumerate(deltas[step:]))

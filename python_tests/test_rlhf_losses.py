@@ -198,7 +198,7 @@ def test_shapes_and_masks_are_checked() -> None:
         policy_loss.get("gspo")(good, good, good, good)
     with pytest.raises(UsageError, match=r"returns is \[2, 4\]"):
         value_loss.get("clip")(good, good, wide, mask)
-    with pytest.raises(UsageError, match="clip_low=-0.1 is out of range"):
+    with pytest.raises(UsageError, match=r"clip_low=-0\.1 is out of range"):
         policy_loss.get("clip")(good, good, good, mask, clip_ratio=-0.1)
     with pytest.raises(UsageError, match="2 tokens in 3 sequences"):
         Counts(tokens=2, sequences=3)
