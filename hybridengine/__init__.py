@@ -12,9 +12,11 @@ from hybridengine.mapping import Mapping, ModelConfig
 from hybridengine.planning import plan
 from hybridengine.report import Report
 from hybridengine.spec import Spec
+from hybridengine.statistics import block_scores, masked_mean_var
 
 if TYPE_CHECKING:
     from hybridengine.fresh import empty
+    from hybridengine.masked import MaskedResult, masked_all_reduce
     from hybridengine.resharder import Resharder, reshard
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Layout",
     "LayoutRule",
     "Mapping",
+    "MaskedResult",
     "ModelConfig",
     "Report",
     "Resharder",
@@ -30,12 +33,21 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "UsageError",
+    "block_scores",
     "empty",
+    "masked_all_reduce",
+    "masked_mean_var",
     "plan",
     "reshard",
 ]
 
-_NEED_TORCH = {"Resharder": "resharder", "empty": "fresh", "reshard": "resharder"}
+_NEED_TORCH = {
+    "MaskedResult": "masked",
+    "Resharder": "resharder",
+    "empty": "fresh",
+    "masked_all_reduce": "masked",
+    "reshard": "resharder",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,5 +20,6 @@ void bind_device(pybind11::module_& module);     // copy_strided, for tests
 void bind_transport(pybind11::module_& module);  // registry; one endpoint, for tests
 void bind_comm(pybind11::module_& module);       // Communicator
 void bind_engine(pybind11::module_& module);     // Execution, Report
+void bind_masked(pybind11::module_& module);     // MaskedReduction; exchange_bytes, for tests
 
 }  // namespace hybridengine

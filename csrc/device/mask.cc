@@ -1,0 +1,114 @@
+#include "device/mask.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "device/isa.h"
+
+namespace hybridengine {
+namespace {
+
+size_t index(Dtype dtype) { return static_cast<size_t>(dtype); }
+size_t size_index(size_t elem_bytes) { return static_cast<size_t>(std::countr_zero(elem_bytes)); }
+
+uint64_t word_of(const std::byte* bits, int64_t word) {
+  uint64_t value = 0;
+  std::memcpy(&value, bits + word * 8, sizeof value);
+  return value;
+}
+
+uint64_t first_bits(int64_t count) {
+  return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+}
+
+}  // namespace
+
+double threshold_in(Dtype dtype, double threshold) {
+  if (dtype == Dtype::kFloat64) return threshold;
+  // Scores of 16 bits are compared as float32. The next float32 above sorts them alike.
+  const auto narrow = static_cast<float>(threshold);
+  const bool below = static_cast<double>(narrow) < threshold;
+  return below ? std::nextafter(narrow, std::numeric_limits<float>::infinity()) : narrow;
+}
+
+int64_t predicate(Dtype dtype, const std::byte* scores, int64_t count, double threshold,
+                  std::byte* bits, bool& nan) {
+  ensure(index(dtype) <= index(Dtype::kBfloat16), "scores of this type cannot be compared");
+  return loops().mask.predicate[index(dtype)](scores, count, threshold, bits, &nan);
+}
+
+int64_t count_bits(const std::byte* bits, int64_t count) {
+  int64_t set = 0;
+  for (int64_t at = 0; at < count; at += 64)
+    set += std::popcount(word_of(bits, at / 64) & first_bits(count - at));
+  return set;
+}
+
+bool bit_at(const std::byte* bits, int64_t index) {
+  return ((bits[index / 8] >> (index % 8)) & std::byte{1}) != std::byte{0};
+}
+
+void copy_bits(const std::byte* bits, int64_t first, int64_t count, std::byte* dst) {
+  const auto shift = static_cast<int>(first % 64);
+  for (int64_t at = 0; at < count; at += 64) {
+    const int64_t left = count - at;
+    const int64_t word = (first + at) / 64;
+    uint64_t value = word_of(bits, word) >> shift;
+    if (shift + left > 64 && shift > 0) value |= word_of(bits, word + 1) << (64 - shift);
+    value &= first_bits(left);
+    std::memcpy(dst + at / 8, &value, sizeof value);
+  }
+}
+
+int64_t compact(size_t elem_bytes, const std::byte* src, const std::byte* bits, int64_t count,
+                std::byte* dst) {
+  return loops().mask.compact[size_index(elem_bytes)](src, bits, count, dst);
+}
+
+void expand(size_t elem_bytes, const std::byte* src, const std::byte* bits, const std::byte* fill,
+            int64_t count, std::byte* dst) {
+  loops().mask.expand[size_index(elem_bytes)](src, bits, fill, count, dst);
+}
+
+void fill_run(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count) {
+  const size_t total = elem_bytes * static_cast<size_t>(count);
+  if (total == 0) return;
+  std::memcpy(dst, fill, elem_bytes);
+  for (size_t done = elem_bytes; done < total; done *= 2)
+    std::memcpy(dst + done, dst, std::min(done, total - done));
+}
+
+void test_counts(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits) {
+  loops().mask.test(counts, count, pattern, bits);
+}
+
+void add_plane(const std::byte* bits, int64_t count, int32_t value, int32_t* counts) {
+  loops().mask.add_plane(bits, count, value, counts);
+}
+
+void start_sum(Dtype dtype, std::byte* accumulator, int32_t* counts, int64_t count) {
+  loops().masked_sum.start[index(dtype)](accumulator, count);
+  std::fill_n(counts, count, 0);
+}
+
+int64_t add_masked(Dtype dtype, bool is_compact, const std::byte* src, const std::byte* bits,
+                   int64_t count, std::byte* accumulator, int32_t* counts) {
+  const MaskedSumLoops& sum = loops().masked_sum;
+  const auto add = (is_compact ? sum.add_compact : sum.add_dense)[index(dtype)];
+  return add(src, bits, count, accumulator, counts);
+}
+
+void finish_sum(Dtype dtype, const std::byte* accumulator, const int32_t* counts, int divisor,
+                const std::byte* fill, std::byte* dst, int64_t count) {
+  loops().masked_sum.finish[index(dtype)](accumulator, counts, divisor, fill, dst, count);
+}
+
+void remember(Dtype dtype, const std::byte* src, std::byte* residual, int64_t count) {
+  loops().masked_sum.remember[index(dtype)](src, residual, count);
+}
+
+}  // namespace hybridengine
