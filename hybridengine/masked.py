@@ -83,11 +83,10 @@ def masked_all_reduce(
         )
         with comm.call():
             statements = comm.all_gather(mine.statement)
-            fault = "" if mine.fits(statements) else _first_fault(statements)
-            if not fault:
-                mine.reduction.run(comm.core, _core.digest(statements[0]))
-        if fault:
-            raise UsageError(fault)
+        if not mine.fits(statements):
+            raise UsageError(_first_fault(statements))
+        with comm.call():
+            mine.reduction.run(comm.core, _core.digest(statements[0]))
     single = not isinstance(values, list | tuple)
     return MaskedResult(
         out if out is not None else _as_given(mine.out, single),

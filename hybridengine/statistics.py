@@ -61,7 +61,7 @@ def block_scores(gradients: Any, rows: int) -> Any:
         return [block_scores(each, rows) for each in gradients]
     if rows < 1:
         raise UsageError(f"a block has {rows} rows. Give at least 1.")
-    flat = gradients.detach().reshape(gradients.shape[0] if gradients.dim() else 1, -1)
+    flat = gradients.detach().reshape(gradients.shape or (1,)).unsqueeze(-1).flatten(1)
     single = flat[:0].float().dtype
     sums = flat.norm(p=1, dim=1, dtype=single)
     num_rows = sums.shape[0]

@@ -18,11 +18,19 @@ namespace {
 constexpr int kContributions = 0, kResults = 1;
 constexpr int kContributionSlots = 2, kResultSlots = 1;
 
-/// Packets that stay in the caches of both ends while they are packed, folded and unpacked.
-constexpr int64_t kFastPacketBytes = 512 << 10;
+/// Smaller packets make ranks wait for each other more often, larger ones leave the caches; and the
+/// slots of one kind stay within one bucket of the default size.
+constexpr int64_t kFastPacketBytes = 4 << 20, kDefaultBucketBytes = 32 << 20;
 
 /// Scores are compared in blocks where they must be copied first.
 constexpr int64_t kScoreBlock = 1024;
+
+int64_t packet_bytes_for(int64_t bucket_bytes, int32_t world) {
+  const int64_t peers = std::max(1, world - 1);
+  const int64_t wish = bucket_bytes == 0 ? std::min(kFastPacketBytes, kDefaultBucketBytes / peers)
+                                         : bucket_bytes / peers;
+  return std::max(kMinPacketBytes, wish / 8 * 8);
+}
 
 uint64_t integer_fill(Dtype dtype, double fill) {
   const int bits = static_cast<int>(dtype_bytes(dtype)) * 8;
@@ -181,9 +189,7 @@ void MaskedReduction::run(Communicator& comm, uint64_t plan) {
   rank_ = comm.rank();
   world_ = comm.world();
   planes_ = static_cast<int>(std::bit_width(static_cast<uint32_t>(world_)));
-  const int64_t wish = options_.bucket_bytes / std::max(1, world_ - 1);
-  const int64_t packet_bytes =
-      options_.bucket_bytes == 0 ? kFastPacketBytes : std::max(kMinPacketBytes, wish / 8 * 8);
+  const int64_t packet_bytes = packet_bytes_for(options_.bucket_bytes, world_);
   std::vector<FlatShape> shapes;
   for (const Tensor& each : tensors_)
     shapes.push_back(

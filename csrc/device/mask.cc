@@ -12,6 +12,9 @@
 namespace hybridengine {
 namespace {
 
+/// A run is filled from its begin, which stays in the nearest cache: a multiple of every element.
+constexpr size_t kFillBytes = 4096;
+
 size_t index(Dtype dtype) { return static_cast<size_t>(dtype); }
 size_t size_index(size_t elem_bytes) { return static_cast<size_t>(std::countr_zero(elem_bytes)); }
 
@@ -77,9 +80,17 @@ void expand(size_t elem_bytes, const std::byte* src, const std::byte* bits, cons
 void fill_run(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count) {
   const size_t total = elem_bytes * static_cast<size_t>(count);
   if (total == 0) return;
+  const std::byte* const end = fill + elem_bytes;
+  if (std::all_of(fill, end, [](std::byte each) { return each == std::byte{0}; })) {
+    std::memset(dst, 0, total);
+    return;
+  }
   std::memcpy(dst, fill, elem_bytes);
-  for (size_t done = elem_bytes; done < total; done *= 2)
-    std::memcpy(dst + done, dst, std::min(done, total - done));
+  size_t done = elem_bytes;
+  for (size_t part = 0; done < total; done += part) {
+    part = std::min({done, total - done, kFillBytes});
+    std::memcpy(dst + done, dst, part);
+  }
 }
 
 void test_counts(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits) {
