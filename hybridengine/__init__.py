@@ -12,20 +12,32 @@ from hybridengine.mapping import Mapping, ModelConfig
 from hybridengine.planning import plan
 from hybridengine.report import Report
 from hybridengine.spec import Spec
-from hybridengine.statistics import block_scores, masked_mean_var
 
 if TYPE_CHECKING:
+    from hybridengine.background import Work
+    from hybridengine.collectives import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        ddp_hook,
+        reduce_scatter,
+    )
     from hybridengine.fresh import empty
+    from hybridengine.gradients import GradientReducer
     from hybridengine.masked import MaskedResult, masked_all_reduce
     from hybridengine.resharder import Resharder, reshard
+    from hybridengine.statistics import MeanVar, block_scores, masked_mean_var
 
 __all__ = [
     "Communicator",
+    "GradientReducer",
     "InternalError",
     "Layout",
     "LayoutRule",
     "Mapping",
     "MaskedResult",
+    "MeanVar",
     "ModelConfig",
     "Report",
     "Resharder",
@@ -33,27 +45,45 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "UsageError",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "barrier",
     "block_scores",
+    "broadcast",
+    "ddp_hook",
     "empty",
     "masked_all_reduce",
     "masked_mean_var",
     "plan",
+    "reduce_scatter",
     "reshard",
 ]
 
-_NEED_TORCH = {
+_LAZY = {  # what needs torch, or is not needed by the command line
+    "GradientReducer": "gradients",
     "MaskedResult": "masked",
+    "MeanVar": "statistics",
     "Resharder": "resharder",
+    "Work": "background",
+    "all_gather": "collectives",
+    "all_reduce": "collectives",
+    "barrier": "collectives",
+    "block_scores": "statistics",
+    "broadcast": "collectives",
+    "ddp_hook": "collectives",
     "empty": "fresh",
     "masked_all_reduce": "masked",
+    "masked_mean_var": "statistics",
+    "reduce_scatter": "collectives",
     "reshard": "resharder",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    globals()[name] = getattr(import_module(f"hybridengine.{_NEED_TORCH[name]}"), name)
+    globals()[name] = getattr(import_module(f"hybridengine.{_LAZY[name]}"), name)
     return globals()[name]

@@ -81,20 +81,12 @@ def masked_all_reduce(
             out=out,
             bucket_bytes=bucket_bytes,
         )
-        with comm.call():
-            statements = comm.all_gather(mine.statement)
-        if not mine.fits(statements):
-            raise UsageError(_first_fault(statements))
-        with comm.call():
-            mine.reduction.run(comm.core, _core.digest(statements[0]))
-    single = not isinstance(values, list | tuple)
-    return MaskedResult(
-        out if out is not None else _as_given(mine.out, single),
-        _as_given(mine.counts, single),
-        mine.reduction.kept,
-        mine.reduction.wire_bytes,
-        mine.reduction.dense_bytes,
-    )
+        _reduce(comm, mine)
+    results = (mine.out if out is None else out), mine.counts
+    if not isinstance(values, list | tuple):
+        results = tuple(each[0] if isinstance(each, list) else each for each in results)
+    done = mine.reduction
+    return MaskedResult(*results, done.kept, done.wire_bytes, done.dense_bytes)
 
 
 @dataclass
@@ -106,10 +98,6 @@ class _Arguments:
     out: list[Any] | None = None
     counts: list[Any] | None = None
     reduction: Any = None
-
-    def fits(self, statements: Sequence[bytes]) -> bool:
-        """Whether all ranks said the same, and nothing is wrong."""
-        return not self.error and len(set(statements)) == 1
 
 
 def _read_arguments(
@@ -207,8 +195,14 @@ def _score_list(scores: Any, values: Any, tensors: list[Any]) -> list[Any]:
     return [each if hasattr(each, "shape") else _number("a score", each) for each in listed]
 
 
-def _as_given(tensors: list[Any] | None, single: bool) -> Any:
-    return tensors[0] if single and tensors is not None else tensors
+def _reduce(comm: Communicator, mine: _Arguments) -> None:
+    """Throws UsageError unless all ranks said the same, and nothing is wrong."""
+    with comm.call():
+        statements = comm.all_gather(mine.statement)
+    if mine.error or len(set(statements)) > 1:
+        raise UsageError(_first_fault(statements))
+    with comm.call():
+        mine.reduction.run(comm.core, _core.digest(statements[0]))
 
 
 def _first_fault(statements: Sequence[bytes]) -> str:
