@@ -82,11 +82,14 @@ def masked_all_reduce(
             bucket_bytes=bucket_bytes,
         )
         _reduce(comm, mine)
-    results = (mine.out if out is None else out), mine.counts
-    if not isinstance(values, list | tuple):
-        results = tuple(each[0] if isinstance(each, list) else each for each in results)
-    done = mine.reduction
-    return MaskedResult(*results, done.kept, done.wire_bytes, done.dense_bytes)
+    single = not isinstance(values, list | tuple)
+    return MaskedResult(
+        _as_given(mine.out, single) if out is None else out,
+        _as_given(mine.counts, single),
+        mine.reduction.kept,
+        mine.reduction.wire_bytes,
+        mine.reduction.dense_bytes,
+    )
 
 
 @dataclass
@@ -193,6 +196,10 @@ def _score_list(scores: Any, values: Any, tensors: list[Any]) -> list[Any]:
     if len(listed) != len(tensors):
         raise UsageError(f"there are {len(listed)} scores, {len(tensors)} tensors. Give as many.")
     return [each if hasattr(each, "shape") else _number("a score", each) for each in listed]
+
+
+def _as_given(tensors: list[Any] | None, single: bool) -> Any:
+    return tensors[0] if single and tensors is not None else tensors
 
 
 def _reduce(comm: Communicator, mine: _Arguments) -> None:

@@ -144,6 +144,10 @@ BAD = {
 }
 WRONG = {
     "nan score": (dict(scores=torch.tensor([0.0] * 7 + [math.nan])), "rank 2: a score of tensor 0"),
+    "nan score of nothing": (
+        dict(values=torch.ones(0), scores=math.nan, granularity="tensor"),
+        "rank 2: a score of tensor 0",
+    ),
     "nan threshold": (dict(threshold=math.nan), "rank 2: threshold is NaN"),
     "scores": (dict(scores=torch.ones(7)), r"rank 2: scores does not fit tensor 0: it is \[7\]"),
     "integer scores": (dict(scores=torch.ones(8).int()), "rank 2: scores are int32"),

@@ -146,7 +146,7 @@ int32_t MaskedReduction::read_scores() {
   kept_ = 0;
   for (size_t index = 0; index < tensors_.size(); ++index) {
     Tensor& tensor = tensors_[index];
-    const int64_t entries = tensor.values.num_elems() / tensor.width;
+    const int64_t entries = tensor.scores.num_elems();
     tensor.mask.assign(mask_words(entries), 0);
     auto* bits = reinterpret_cast<std::byte*>(tensor.mask.data());
     const bool as_they_lie = tensor.scores.direct() && tensor.scores.dtype() != Dtype::kBool;
@@ -155,13 +155,15 @@ int32_t MaskedReduction::read_scores() {
     const double threshold = threshold_in(dtype, options_.threshold);
     const int64_t step = as_they_lie ? std::max<int64_t>(entries, 1) : kScoreBlock;
     bool nan = false;
+    int64_t kept = 0;
     for (int64_t begin = 0; begin < entries; begin += step) {
       const int64_t end = std::min(entries, begin + step);
       alignas(64) std::byte block[kScoreBlock * 8];
       if (!as_they_lie) copy_scores(tensor.scores, begin, end, block);
       const std::byte* scores = as_they_lie ? tensor.scores.at(0) : block;
-      kept_ += predicate(dtype, scores, end - begin, threshold, bits + begin / 8, nan);
+      kept += predicate(dtype, scores, end - begin, threshold, bits + begin / 8, nan);
     }
+    if (tensor.values.num_elems() > 0) kept_ += kept;  // an entry without elements has no part
     if (nan) return static_cast<int32_t>(index);
   }
   return -1;

@@ -82,14 +82,16 @@ void MaskedReduction::settle_residual(const Tensor& tensor, int64_t begin, int64
   tensor.residual->read(begin, end, residual);
   reduce(ReduceOp::kSum, dtype, residual, values, end - begin);
   remember(dtype, values, residual, end - begin);
-  const Stretch whole{0, 0, tensor.values.num_elems()};
-  const uint64_t zero = 0;
-  each_run(whole, tensor.width, tensor.bits(), begin, end,
-           [&](bool kept, int64_t from, int64_t to) {
-             if (kept)
-               fill_run(size, reinterpret_cast<const std::byte*>(&zero),
-                        residual + static_cast<size_t>(from - begin) * size, to - from);
-           });
+  if (tensor.width == 1) {
+    clear_kept(size, tensor.bits() + begin / 8, end - begin, residual);
+  } else {
+    const Stretch whole{0, 0, tensor.values.num_elems()};
+    each_run(whole, tensor.width, tensor.bits(), begin, end,
+             [&](bool kept, int64_t from, int64_t to) {
+               const size_t skipped = static_cast<size_t>(from - begin) * size;
+               if (kept) std::memset(residual + skipped, 0, static_cast<size_t>(to - from) * size);
+             });
+  }
   tensor.residual->write(begin, end, residual);
 }
 

@@ -77,6 +77,14 @@ void expand(size_t elem_bytes, const std::byte* src, const std::byte* bits, cons
   loops().mask.expand[size_index(elem_bytes)](src, bits, fill, count, dst);
 }
 
+void clear_kept(size_t elem_bytes, const std::byte* bits, int64_t count, std::byte* dst) {
+  for (int64_t at = 0; at < count; at += 64) {
+    std::byte* const begin = dst + static_cast<size_t>(at) * elem_bytes;
+    for (uint64_t word = word_of(bits, at / 64); word != 0; word &= word - 1)
+      std::memset(begin + static_cast<size_t>(std::countr_zero(word)) * elem_bytes, 0, elem_bytes);
+  }
+}
+
 void fill_run(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count) {
   const size_t total = elem_bytes * static_cast<size_t>(count);
   if (total == 0) return;

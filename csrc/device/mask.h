@@ -41,6 +41,8 @@ int64_t compact(size_t elem_bytes, const std::byte* src, const std::byte* bits, 
 /// The inverse: dst[i] is the next of the compact `src` where the bit is set, else `fill`.
 void expand(size_t elem_bytes, const std::byte* src, const std::byte* bits, const std::byte* fill,
             int64_t count, std::byte* dst);
+/// dst[i] = 0 where the bit is set.
+void clear_kept(size_t elem_bytes, const std::byte* bits, int64_t count, std::byte* dst);
 /// dst[i] = fill.
 void fill_run(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count);
 
