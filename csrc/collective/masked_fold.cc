@@ -98,13 +98,14 @@ void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
       std::fill(tensor.counts + entry, tensor.counts + last + 1, contributors);
       std::byte* const to = dst + (at - lo) * size;
       if (contributors == 0)
-        fill_run(tensor.values.elem_bytes(), tensor.fill_bytes(), to, end - at);
+        stream_fill(tensor.values.elem_bytes(), tensor.fill_bytes(), to, end - at);
       else
         hybridengine::fold(ReduceOp::kSum, tensor.values.dtype(), srcs, divisor(contributors), to,
                            end - at);
     }
     if (!tensor.out.direct()) tensor.out.write(lo, hi, made);
   }
+  stream_fence();
   const int64_t entries = stretch.num_entries(width);
   test_counts(tensor.counts + first, entries, -1, result.bits());
 }

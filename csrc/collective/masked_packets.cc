@@ -43,8 +43,8 @@ const std::byte* spread_kept(const Stretch& stretch, int64_t width, size_t elem_
   }
   each_run(stretch, width, bits, lo, hi, [&](bool kept, int64_t begin, int64_t end) {
     const int64_t bytes = (end - begin) * size;
-    if (!kept) return fill_run(elem_bytes, fill, dst + (begin - lo) * size, end - begin);
-    std::memcpy(dst + (begin - lo) * size, src, static_cast<size_t>(bytes));
+    if (!kept) return stream_fill(elem_bytes, fill, dst + (begin - lo) * size, end - begin);
+    stream_run(src, dst + (begin - lo) * size, bytes);
     src += bytes;
   });
   return src;
@@ -220,7 +220,7 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
     const int64_t hi = std::min(stretch.end, lo + step);
     std::byte* const dst = tensor.out.direct() ? tensor.out.at(lo) : scratch;
     if (dense) {
-      std::memcpy(dst, values, static_cast<size_t>((hi - lo) * size));
+      stream_run(values, dst, (hi - lo) * size);
       values += (hi - lo) * size;
     } else {
       values = spread_kept(stretch, tensor.width, elem_bytes, bits, lo, hi, values,
@@ -228,6 +228,7 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
     }
     if (!tensor.out.direct()) tensor.out.write(lo, hi, scratch);
   }
+  stream_fence();
   return static_cast<size_t>(packed_bytes(meta, (values - values_begin) / size, size));
 }
 

@@ -75,6 +75,7 @@ struct MaskLoops {
   int64_t (*compact[4])(const std::byte* src, const std::byte* bits, int64_t count, std::byte* dst);
   void (*expand[4])(const std::byte* src, const std::byte* bits, const std::byte* fill,
                     int64_t count, std::byte* dst);
+  int64_t (*count)(const std::byte* bits, int64_t words);
   void (*test)(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits);
   void (*add_plane)(const std::byte* bits, int64_t count, int32_t value, int32_t* counts);
 };

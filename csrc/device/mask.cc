@@ -15,6 +15,9 @@ namespace {
 /// A run is filled from its begin, which stays in the nearest cache: a multiple of every element.
 constexpr size_t kFillBytes = 4096;
 
+/// Shorter runs are not worth streaming: the lines at their ends are not whole.
+constexpr int64_t kStreamRunBytes = 1024;
+
 size_t index(Dtype dtype) { return static_cast<size_t>(dtype); }
 size_t size_index(size_t elem_bytes) { return static_cast<size_t>(std::countr_zero(elem_bytes)); }
 
@@ -45,10 +48,9 @@ int64_t predicate(Dtype dtype, const std::byte* scores, int64_t count, double th
 }
 
 int64_t count_bits(const std::byte* bits, int64_t count) {
-  int64_t set = 0;
-  for (int64_t at = 0; at < count; at += 64)
-    set += std::popcount(word_of(bits, at / 64) & first_bits(count - at));
-  return set;
+  const int64_t whole = count / 64;
+  const int64_t set = loops().mask.count(bits, whole);
+  return count % 64 == 0 ? set : set + std::popcount(word_of(bits, whole) & first_bits(count % 64));
 }
 
 bool bit_at(const std::byte* bits, int64_t index) {
@@ -100,6 +102,30 @@ void fill_run(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t 
     std::memcpy(dst + done, dst, part);
   }
 }
+
+void stream_run(const std::byte* src, std::byte* dst, int64_t num_bytes) {
+  if (num_bytes < kStreamRunBytes) {
+    if (num_bytes > 0) std::memcpy(dst, src, static_cast<size_t>(num_bytes));
+    return;
+  }
+  Block block;
+  block.cols = num_bytes;
+  block.stream = true;
+  loops().copy.rows(src, dst, block);
+}
+
+void stream_fill(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count) {
+  const auto size = static_cast<int64_t>(elem_bytes);
+  const int64_t bytes = count * size;
+  if (bytes < kStreamRunBytes) return fill_run(elem_bytes, fill, dst, count);
+  alignas(64) std::byte filled[kFillBytes];
+  const int64_t once = std::min<int64_t>(bytes, kFillBytes);
+  fill_run(elem_bytes, fill, filled, once / size);
+  for (int64_t done = 0; done < bytes; done += once)
+    stream_run(filled, dst + done, std::min(once, bytes - done));
+}
+
+void stream_fence() { loops().copy.fence(); }
 
 void test_counts(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits) {
   loops().mask.test(counts, count, pattern, bits);

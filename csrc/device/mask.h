@@ -46,6 +46,12 @@ void clear_kept(size_t elem_bytes, const std::byte* bits, int64_t count, std::by
 /// dst[i] = fill.
 void fill_run(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count);
 
+// Runs that are written past the cache, for what nobody reads soon; short ones go through it.
+// stream_fence() must follow before other threads are told of them.
+void stream_run(const std::byte* src, std::byte* dst, int64_t num_bytes);
+void stream_fill(size_t elem_bytes, const std::byte* fill, std::byte* dst, int64_t count);
+void stream_fence();
+
 /// bits[i] = (counts[i] & pattern) != 0.
 void test_counts(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits);
 /// counts[i] += value where the bit is set.

@@ -229,6 +229,13 @@ void expand(const std::byte* src, const std::byte* bits, const std::byte* fill, 
 
 // --- counts to and from masks ---
 
+int64_t count(const std::byte* bits, int64_t words) {
+  int64_t set = 0;
+  for (int64_t word = 0; word < words; ++word)
+    set += __builtin_popcountll(load<uint64_t>(bits + word * 8));
+  return set;
+}
+
 void test(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits) {
   for (int64_t at = 0; at < count; at += kWordElems) {
     uint64_t word = 0;
@@ -267,6 +274,7 @@ const MaskLoops kMaskLoops{
     {predicate<double>, predicate<float>, predicate<Float16>, predicate<Bfloat16>},
     {compact<uint8_t>, compact<uint16_t>, compact<uint32_t>, compact<uint64_t>},
     {expand<uint8_t>, expand<uint16_t>, expand<uint32_t>, expand<uint64_t>},
+    count,
     test,
     add_plane,
 };
