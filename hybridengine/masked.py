@@ -126,7 +126,8 @@ def _read_arguments(
         stated["tensors"] = [[*each.shape, memory.dtype_name(each.dtype)] for each in tensors]
         if math.isnan(options["threshold"]):
             raise UsageError("threshold is NaN. Give a number; inf lets nobody take part.")
-        mine.out = _targets(tensors) if out is None else _matching(out, tensors, "out")
+        zeros = out is None and options["fill"] == 0 and math.copysign(1, options["fill"]) > 0
+        mine.out = _targets(tensors, zeros) if out is None else _matching(out, tensors, "out")
         mine.counts = _counts(tensors, options["granularity"]) if counts else None
         mine.reduction = _core.MaskedReduction(
             tensors,
@@ -134,6 +135,7 @@ def _read_arguments(
             mine.out,
             mine.counts,
             None if residual is None else _matching(residual, tensors, "residual"),
+            out_is_filled=zeros,
             bucket_bytes=_bucket_bytes(bucket_bytes),
             **options,
         )
@@ -170,8 +172,9 @@ def _bucket_bytes(value: Any) -> int:
     return value
 
 
-def _targets(tensors: list[Any]) -> list[Any]:
-    return [memory.allocate(tuple(each.shape), memory.dtype_name(each.dtype)) for each in tensors]
+def _targets(tensors: list[Any], zeros: bool) -> list[Any]:
+    make = memory.zeros_when_touched if zeros else memory.allocate
+    return [make(tuple(each.shape), memory.dtype_name(each.dtype)) for each in tensors]
 
 
 def _counts(tensors: list[Any], granularity: Any) -> list[Any]:

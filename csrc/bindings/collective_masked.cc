@@ -175,15 +175,16 @@ void bind_masked(py::module_& module) {
       .def(py::init([](const py::list& values, const py::list& scores, const py::list& out,
                        const std::optional<py::list>& counts,
                        const std::optional<py::list>& residual, const std::string& granularity,
-                       const std::string& op, double threshold, double fill, int64_t bucket_bytes) {
-             const MaskedOptions options{parse_masked_op(op), threshold, fill, counts.has_value(),
-                                         bucket_bytes};
+                       const std::string& op, double threshold, double fill, bool out_is_filled,
+                       int64_t bucket_bytes) {
+             const MaskedOptions options{parse_masked_op(op), threshold,     fill,
+                                         counts.has_value(),  out_is_filled, bucket_bytes};
              return std::make_unique<BoundMaskedReduction>(values, scores, out, counts, residual,
                                                            granularity, options);
            }),
            py::arg("values"), py::arg("scores"), py::arg("out"), py::arg("counts"),
            py::arg("residual"), py::arg("granularity"), py::arg("op"), py::arg("threshold"),
-           py::arg("fill"), py::arg("bucket_bytes"))
+           py::arg("fill"), py::arg("out_is_filled") = false, py::arg("bucket_bytes") = 0)
       .def(
           "read_scores", [](BoundMaskedReduction& self) { return self.get().read_scores(); },
           released(), "The first tensor with a NaN score, or -1.")

@@ -16,6 +16,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "collective/chunks.h"
@@ -45,8 +47,10 @@ struct MaskedTensor {
 struct MaskedOptions {
   MaskedOp op = MaskedOp::kMean;
   double threshold = 0;
-  double fill = 0;           // where nobody contributes
-  bool counts = false;       // needed where an entry is more than one element
+  double fill = 0;      // where nobody contributes
+  bool counts = false;  // needed where an entry is more than one element
+  /// Whether `out` holds `fill` everywhere already, so that it need not be written.
+  bool out_is_filled = false;
   int64_t bucket_bytes = 0;  // slots of one kind, all peers together; 0: as fast as it gets
 };
 
@@ -127,6 +131,8 @@ class MaskedReduction {
                      Result& result) const;
   void fold_entries(const Tensor& tensor, const Stretch& stretch, Contributions& from,
                     Result& result) const;
+  void fold_run(Dtype dtype, std::span<const std::byte* const> srcs, std::byte* dst,
+                int64_t count) const;
   int divisor(int contributors) const;
 
   std::vector<Tensor> tensors_;

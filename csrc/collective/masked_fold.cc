@@ -65,6 +65,16 @@ void MaskedReduction::fold_elements(const Tensor& tensor, const Stretch& stretch
   }
 }
 
+void MaskedReduction::fold_run(Dtype dtype, std::span<const std::byte* const> srcs, std::byte* dst,
+                               int64_t count) const {
+  const int by = divisor(static_cast<int>(srcs.size()));
+  // A single number that is its own sum needs no accumulator.
+  if (srcs.size() == 1 && srcs[0] != dst && accumulator_dtype(dtype) == dtype)
+    finish(dtype, srcs[0], by, dst, count);
+  else
+    hybridengine::fold(ReduceOp::kSum, dtype, srcs, by, dst, count);
+}
+
 /// Entries that have the same contributors are folded as one run.
 void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
                                    Contributions& from, Result& result) const {
@@ -97,11 +107,10 @@ void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
       const auto contributors = static_cast<int>(srcs.size());
       std::fill(tensor.counts + entry, tensor.counts + last + 1, contributors);
       std::byte* const to = dst + (at - lo) * size;
-      if (contributors == 0)
+      if (contributors > 0)
+        fold_run(tensor.values.dtype(), srcs, to, end - at);
+      else if (!options_.out_is_filled || !tensor.out.direct())
         stream_fill(tensor.values.elem_bytes(), tensor.fill_bytes(), to, end - at);
-      else
-        hybridengine::fold(ReduceOp::kSum, tensor.values.dtype(), srcs, divisor(contributors), to,
-                           end - at);
     }
     if (!tensor.out.direct()) tensor.out.write(lo, hi, made);
   }

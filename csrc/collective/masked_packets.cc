@@ -31,7 +31,8 @@ std::byte* append_kept(const Stretch& stretch, int64_t width, size_t elem_bytes,
   return dst;
 }
 
-/// The inverse: returns where `src` goes on.
+/// The inverse: returns where `src` goes on. Without a `fill` what is masked stays as it is; single
+/// elements have one.
 const std::byte* spread_kept(const Stretch& stretch, int64_t width, size_t elem_bytes,
                              const std::byte* bits, int64_t lo, int64_t hi, const std::byte* src,
                              const std::byte* fill, std::byte* dst) {
@@ -43,7 +44,10 @@ const std::byte* spread_kept(const Stretch& stretch, int64_t width, size_t elem_
   }
   each_run(stretch, width, bits, lo, hi, [&](bool kept, int64_t begin, int64_t end) {
     const int64_t bytes = (end - begin) * size;
-    if (!kept) return stream_fill(elem_bytes, fill, dst + (begin - lo) * size, end - begin);
+    if (!kept) {
+      if (fill != nullptr) stream_fill(elem_bytes, fill, dst + (begin - lo) * size, end - begin);
+      return;
+    }
     stream_run(src, dst + (begin - lo) * size, bytes);
     src += bytes;
   });
@@ -216,6 +220,8 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
   }
   std::byte scratch[kBlockElems * 8];
   const int64_t step = tensor.out.direct() ? stretch.num_elems() : kBlockElems;
+  const bool filled = options_.out_is_filled && tensor.width > 1 && tensor.out.direct();
+  const std::byte* const fill = filled ? nullptr : tensor.fill_bytes();
   for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
     const int64_t hi = std::min(stretch.end, lo + step);
     std::byte* const dst = tensor.out.direct() ? tensor.out.at(lo) : scratch;
@@ -223,8 +229,7 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
       stream_run(values, dst, (hi - lo) * size);
       values += (hi - lo) * size;
     } else {
-      values = spread_kept(stretch, tensor.width, elem_bytes, bits, lo, hi, values,
-                           tensor.fill_bytes(), dst);
+      values = spread_kept(stretch, tensor.width, elem_bytes, bits, lo, hi, values, fill, dst);
     }
     if (!tensor.out.direct()) tensor.out.write(lo, hi, scratch);
   }
