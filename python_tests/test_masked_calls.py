@@ -63,10 +63,14 @@ def test_bytes_of_rows(threshold):
 
     def main(comm: Communicator):
         scores = (torch.arange(rows) * 7 + 3 * comm.rank) % 10 / 10  # even over the shares
-        return scores, masked_all_reduce(torch.ones(rows, width), scores, threshold, comm=comm)
+        values = torch.full((rows, width), 2.0**comm.rank)
+        return scores, masked_all_reduce(values, scores, threshold, op="sum", fill=9.0, comm=comm)
 
     ranks = run_threads(world, main, transport="loopback")
     keep = torch.stack([each[0] >= threshold for each in ranks])
+    total = sum(each * 2.0**rank for rank, each in enumerate(keep))
+    wanted = torch.where(keep.any(0), total, 9.0)[:, None].expand(rows, width)
+    assert all(torch.equal(each[1].values, wanted) for each in ranks)
     densities = [float(each.double().mean()) for each in keep]
     union = float(keep.any(0).double().mean())
     wire, dense = formula(world, densities, union, 4, True, bits=1 / width)
@@ -93,6 +97,21 @@ def test_bytes_are_those_that_travelled():
         assert nobody == pytest.approx(3 * share * (1 / 8 + 1 / 8), rel=0.01)
         sent = 3 * share * (1 / 8 + 1 / 8 + 4 + (4 if rank == 2 else 0))
         assert one == pytest.approx(sent, rel=0.01)
+
+
+def test_bytes_without_payload():
+    """Nothing arrives, so nobody has a result; what would be sent to owners is counted."""
+
+    def main(comm: Communicator):
+        scores = (torch.arange(1 << 18) % 4 / 4).reshape(512, 512)
+        values = torch.ones(512, 512)
+        return masked_all_reduce(values, scores, 0.5, granularity="element", comm=comm)
+
+    share = (1 << 18) / 2
+    for result in run_threads(2, main, transport="null"):
+        # Half of the values to the owner, and of its own half the results that it knows of itself.
+        assert result.wire_bytes == pytest.approx(share * (1 / 8 + 2 + 1 / 8 + 2), rel=0.01)
+        assert result.kept == 1 << 17
 
 
 @pytest.mark.parametrize("world", [2, 4])
