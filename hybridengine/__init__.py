@@ -16,6 +16,7 @@ from hybridengine.spec import Spec
 if TYPE_CHECKING:
     from hybridengine.fresh import empty
     from hybridengine.resharder import Resharder, reshard
+    from hybridengine.two_step import TwoStep
 
 __all__ = [
     "Communicator",
@@ -29,13 +30,19 @@ __all__ = [
     "Spec",
     "TimeoutError",
     "TransportError",
+    "TwoStep",
     "UsageError",
     "empty",
     "plan",
     "reshard",
 ]
 
-_NEED_TORCH = {"Resharder": "resharder", "empty": "fresh", "reshard": "resharder"}
+_NEED_TORCH = {
+    "Resharder": "resharder",
+    "TwoStep": "two_step",
+    "empty": "fresh",
+    "reshard": "resharder",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,81 @@
+"""optimizers: what an optimizer must be to run on pieces of tensors, and the pieces.
+
+An optimizer is *element-wise* where a step changes each element by what it knows about that element
+alone. Only then is a step on pieces the same as a step on whole tensors. It is not taken on trust:
+a few steps on random data, whole and in two pieces, must agree in every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hybridengine._core import UsageError
+from hybridengine.tensors import Row
+
+OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+# Odd, so that both the vector loops and what they leave over are tried.
+_ELEMS, _CUT = 1021, 346
+# The first step of many optimizers is a special one.
+_STEPS = 3
+_SEED = 20
+
+
+def master_pieces(rows: list[Row]) -> dict[str, torch.nn.Parameter]:
+    """Uninitialised parameters by logical name; each also has it as its `logical_name`."""
+    pieces = {}
+    for name, shape, dtype in rows:
+        pieces[name] = torch.nn.Parameter(torch.empty(shape, dtype=getattr(torch, dtype)))
+        pieces[name].logical_name = name  # type: ignore[attr-defined]
+    return pieces
+
+
+def optimizer_over(
+    factory: OptimizerFactory, pieces: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimizer of a rank's pieces. A rank without any has an empty parameter, for torch knows
+    no optimizer without parameters."""
+    return factory(pieces or [torch.nn.Parameter(torch.empty(0))])
+
+
+def prove_element_wise(factory: OptimizerFactory) -> None:
+    """Throws UsageError naming the optimizer unless steps on pieces are steps on the whole."""
+    generator = torch.Generator().manual_seed(_SEED)
+    start = torch.randn(_ELEMS, generator=generator)
+    gradients = [torch.randn(_ELEMS, generator=generator) for _ in range(_STEPS)]
+    whole = _run(factory, [start], [[each] for each in gradients])
+    cut = _run(factory, _cut(start), [_cut(each) for each in gradients])
+    if not torch.equal(whole[1].view(torch.int32), cut[1].view(torch.int32)):
+        raise UsageError(
+            f"{whole[0]} is not element-wise: a step on two pieces of a tensor differs from a step "
+            "on the whole. TwoStep keeps pieces; use AdamW, Adam or SGD, for example (a fused "
+            "kernel may treat the end of a tensor differently)."
+        )
+
+
+def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor[:_CUT], tensor[_CUT:]]
+
+
+def _run(
+    factory: OptimizerFactory, start: list[torch.Tensor], gradients: list[list[torch.Tensor]]
+) -> tuple[str, torch.Tensor]:
+    """The name of the optimizer, and the parameters after some steps, joined."""
+    parameters = [torch.nn.Parameter(each.clone()) for each in start]
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        optimizer = factory(parameters)
+        name = type(optimizer).__name__
+        for step in gradients:
+            for parameter, gradient in zip(parameters, step, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    except Exception as error:
+        raise UsageError(
+            f"{name} does not run on 1-d float32 pieces: {error}. TwoStep needs an element-wise "
+            "optimizer whose step() takes no closure, such as AdamW, Adam or SGD."
+        ) from error
+    return name, torch.cat([each.detach() for each in parameters])
