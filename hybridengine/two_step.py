@@ -29,6 +29,7 @@ from hybridengine.optimizers import (
     optimizer_over,
     prove_element_wise,
 )
+from hybridengine.placements import is_placed, placed_layout
 from hybridengine.planning import LayoutLike
 from hybridengine.report import Report
 from hybridengine.resharder import Resharder
@@ -83,8 +84,8 @@ class TwoStep:
         dtype: Any = None,
     ) -> None:
         """`module`: a module (also inside DDP, when backward ran within no_sync()), or a dict of
-        parameters; None on ranks outside of `train_layout` (default: everything whole on every
-        rank). `gen_layout`: as the destination of reshard(); `dtype` converts for it.
+        parameters; None on ranks outside of `train_layout` (default: as its DTensors say, or
+        everything whole on every rank). `gen_layout`: as the destination of reshard(); `dtype` converts for it.
         `optimizer_factory` makes an element-wise optimizer from a list of 1-d float32 parameters;
         each has a `logical_name`. `max_norm` clips the norm of all gradients. `grad_op`: "sum" or
         "mean" over data parallel ranks.
@@ -105,13 +106,20 @@ class TwoStep:
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, [])
-        layout = f"replicated({self.comm.world})" if train_layout is None else train_layout
-        loader = Resharder(self._module, layout, gen_layout, comm=self.comm, dtype=dtype)
+        if train_layout is None:
+            train_layout = self._found_layout()
+        loader = Resharder(self._module, train_layout, gen_layout, comm=self.comm, dtype=dtype)
         self.generation = loader.run()
         self._train, self._gen = loader.src, loader.dst
         self._take_parameters()
         self._make_pieces(grad_op)
         self.optimizer = optimizer_over(optimizer_factory, list(self._masters.values()))
+
+    def _found_layout(self) -> LayoutLike:
+        if is_placed(self._module):
+            with self.comm.between_calls():
+                return placed_layout(self.comm, self._module)
+        return Layout.replicated(self.comm.world)
 
     def _take_parameters(self) -> None:
         """What trains on this rank, by the local names of the training layout."""

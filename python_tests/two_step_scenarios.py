@@ -7,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tiny_models as tiny
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from hybridengine import Communicator, Layout, LayoutRule, Spec, TwoStep, _core
 from hybridengine.clipping import clip, norm_of, sums_of_squares
@@ -76,8 +82,9 @@ def run_case(comm: Communicator, case: Case) -> tuple[list[dict[str, Tensors]], 
     """Training and generation tensors after each step, norms under "norm"."""
     start = cut(random_tensors(case.spec, 0), case.train_layout, comm.rank)
     params = {name: torch.nn.Parameter(tensor) for name, tensor in start.items()}
+    trains = comm.rank in case.train_layout.ranks
     two_step = TwoStep(
-        params,
+        params if trains else None,
         OPTIMIZERS[case.optimizer],
         case.gen_layout,
         comm=comm,
@@ -153,3 +160,119 @@ def copies(tensors: dict[str, torch.nn.Parameter]) -> Tensors:
 def as_stored(masters: Tensors, layout: Layout) -> Tensors:
     types = {name: getattr(torch, dtype) for name, _, dtype in layout.spec.tensors}
     return {name: each.to(types[name]) for name, each in masters.items()}
+
+
+def start_group(comm: Communicator, folder: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/gloo", rank=comm.rank, world_size=comm.world
+    )
+
+
+def llama(facts: dict[str, Any], dtype: torch.dtype) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    options = {key: each for key, each in facts.items() if key not in ("architectures", "torch_dtype")}
+    return LlamaForCausalLM(LlamaConfig(**options)).to(dtype)
+
+
+def loss_of(model: Any, rank: int, step: int) -> torch.Tensor:
+    tokens = torch.randint(0, 7, (2, 5), generator=torch.Generator().manual_seed(10 * step + rank))
+    return model(input_ids=tokens, labels=tokens).loss
+
+
+def train_llama(comm: Communicator, folder: str, facts: dict[str, Any], dtype: str, gen: str) -> Any:
+    """A transformers model in DDP over the default group, against whole tensors that see the
+    batches of all ranks. Returns what this rank keeps and moves."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    start_group(comm, folder)
+    module, reference = (llama(facts, getattr(torch, dtype)) for _ in range(2))
+    wrapped = DistributedDataParallel(module)
+    factory = OPTIMIZERS["adamw"]
+    two_step = TwoStep(wrapped, factory, gen, max_norm=0.5, grad_op="mean")
+    spec = Spec.from_config(facts, dtype)
+    gen_layout = LayoutRule.parse(gen).bind(spec)
+    masters = {n: torch.nn.Parameter(p.detach().float()) for n, p in reference.named_parameters()}
+    masters = {name: masters[name] for name, _, _ in spec.tensors}
+    optimizer = factory(list(masters.values()))
+    for step in range(2):
+        two_step.zero_grad()
+        with wrapped.no_sync():
+            loss_of(wrapped, comm.rank, step).backward()
+        norm = two_step.step()
+        grads = []
+        for rank in range(comm.world):
+            reference.zero_grad()
+            loss_of(reference, rank, step).backward()
+            grads.append({n: p.grad.clone() for n, p in reference.named_parameters()})
+        total = {n: each / comm.world for n, each in summed(grads).items()}
+        assert norm == clip_whole({name: total[name] for name in masters}, gen_layout, 0.5)
+        for name, each in masters.items():
+            each.grad = total[name]
+        optimizer.step()
+        stored = as_stored(copies(masters), gen_layout)
+        with torch.no_grad():
+            for name, each in reference.named_parameters():
+                each.copy_(stored[name])
+        named = dict(module.named_parameters())
+        tiny.assert_same({n: named[n].detach() for n in stored}, stored)
+        wanted = cut(stored, gen_layout, comm.rank)
+        tiny.assert_same({name: two_step.generation[name] for name in wanted}, wanted)
+    dist.destroy_process_group()
+    state = two_step.optimizer.state
+    return {
+        "elements": sum(each.numel() for each in state),
+        "moments": sum(each.numel() for row in state.values() for each in row.values()),
+        "model": sum(math.prod(shape) for _, shape, _ in spec.tensors),
+        "report": two_step.report,
+        "names": sorted(two_step.generation),
+    }
+
+
+def train_tensor_parallel(comm: Communicator, folder: str, facts: dict[str, Any]) -> list[str]:
+    """DTensors over a tp mesh, on 2 x 2 ranks: each data parallel rank has gradients of its own."""
+    start_group(comm, folder)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    module = llama(facts, torch.bfloat16)
+    whole = {name: each.detach().clone() for name, each in module.named_parameters()}
+    for name, each in list(module.named_modules()):
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"):
+            parallelize_module(module, mesh["tp"], {name: ColwiseParallel()})
+        elif leaf in ("o_proj", "down_proj", "embed_tokens"):
+            parallelize_module(module, mesh["tp"], {name: RowwiseParallel()})
+    two_step = TwoStep(module, OPTIMIZERS["sgd"], "vllm(tp=2,dp=2)", comm=comm)
+    spec = Spec.from_config(facts, "bfloat16")
+    gen = LayoutRule.parse("vllm(tp=2,dp=2)").bind(spec)
+    gradients = [random_tensors(spec, 1 + replica) for replica in range(2)]
+    for name, each in module.named_parameters():
+        full = gradients[comm.rank // 2][name]
+        if not hasattr(each, "placements"):
+            each.grad = full
+            continue
+        local = distribute_tensor(full, mesh["tp"], each.placements, src_data_rank=None)
+        each.grad = local
+    two_step.step()
+    total = summed(gradients)
+    stored = {name: (whole[name].float() - 0.1 * total[name]).bfloat16() for name in total}
+    for name, each in module.named_parameters():
+        got = each.full_tensor() if hasattr(each, "full_tensor") else each
+        assert tiny.bits(got) == tiny.bits(stored[name]), name
+    wanted = cut(stored, gen, comm.rank)
+    tiny.assert_same(two_step.generation, wanted)
+    dist.destroy_process_group()
+    return [type(each).__name__ for each in module.parameters()]
+
+
+def sharded_modules_are_refused(comm: Communicator, folder: str) -> str:
+    start_group(comm, folder)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    fully_shard(module[0], mesh=init_device_mesh("cpu", (comm.world,)))
+    try:
+        TwoStep(module, OPTIMIZERS["sgd"], "replicated(2)", comm=comm)
+        return "made"
+    except ValueError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
