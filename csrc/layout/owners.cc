@@ -55,18 +55,6 @@ std::vector<Held> held_boxes(std::span<const Piece> pieces) {
   return held;
 }
 
-void take_out(std::vector<Box>& boxes, const Box& hole) {
-  std::vector<Box> rest;
-  for (const Box& box : boxes) {
-    const Box common = intersect(box, hole);
-    if (common.empty())
-      rest.push_back(box);
-    else
-      subtract(box, common, rest);
-  }
-  boxes.swap(rest);
-}
-
 /// Leaves of each box that meets an earlier one what the earlier ones do not have, and gives all
 /// that meet another to their first holder. `held` is in the order of first holders.
 std::vector<Held> disjoint(const std::vector<Held>& held) {
@@ -77,7 +65,7 @@ std::vector<Held> disjoint(const std::vector<Held>& held) {
     for (size_t j = 0; j < held.size(); ++j) {
       if (j == i || intersect(held[i].first, held[j].first).empty()) continue;
       meets = true;
-      if (j < i) take_out(rest, held[j].first);
+      if (j < i) subtract_from(rest, held[j].first);
     }
     const std::vector<Rank> first{held[i].second.front()};
     for (const Box& box : rest) result.emplace_back(box, meets ? first : held[i].second);

@@ -11,18 +11,6 @@ namespace {
 constexpr char kTraining[] = "training:";
 constexpr char kGeneration[] = "generation:";
 
-void take_out(std::vector<Box>& boxes, const Box& hole) {
-  std::vector<Box> rest;
-  for (const Box& box : boxes) {
-    const Box common = intersect(box, hole);
-    if (common.empty())
-      rest.push_back(box);
-    else
-      subtract(box, common, rest);
-  }
-  boxes.swap(rest);
-}
-
 /// Joins pieces of several layouts, whose tensors and locals get a prefix.
 class Joined {
  public:
@@ -147,7 +135,7 @@ class Updater {
     const auto by_rank = [](const Piece& a, const Piece& b) { return a.rank < b.rank; };
     const std::span<const Piece> held = train_.pieces_of(tensor);
     const auto [begin, end] = std::equal_range(held.begin(), held.end(), piece, by_rank);
-    for (auto own = begin; own != end; ++own) take_out(rest, own->box);
+    for (auto own = begin; own != end; ++own) subtract_from(rest, own->box);
   }
 
   int32_t num_trained() const { return static_cast<int32_t>(train_.spec().tensors().size()); }
