@@ -6,13 +6,12 @@ any rank count as absent, and one that only some ranks have is an error on all o
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
-from hybridengine.agree import Part, same_everywhere
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout
 from hybridengine.report import Report
@@ -37,7 +36,9 @@ class Gradients:
         # Tensors without content: at each step they get the storage of the gradients.
         self._slots = {name: memory.allocate(shape, dtype) for name, shape, dtype in rows}
         self._dtypes = {name: dtype for name, _, dtype in rows}
-        self.pieces = {n: memory.allocate(shape, dtype) for n, shape, dtype in owners.locals(comm.rank)}
+        self.pieces = {
+            n: memory.allocate(shape, dtype) for n, shape, dtype in owners.locals(comm.rank)
+        }
         self._member = comm.rank in summed.ranks
         self._resharder = Resharder(
             self._slots if self._member else None,
@@ -56,17 +57,37 @@ class Gradients:
         ranks only or does not fit.
         """
         with self._comm.between_calls():
-            absent = [name for name, each in self._parameters.items() if each.grad is None]
+            absent = sorted(name for name, each in self._parameters.items() if each.grad is None)
             error = ""
             try:
                 self._take(set(absent))
             except UsageError as fault:
                 error = str(fault)
-            parts = [_part(absent)] if self._member else []
-            same_everywhere(self._comm, error, parts)
+            absent = self._agree(error, absent)
         self._resharder.run()
         self._release()
         return absent
+
+    def _agree(self, error: str, absent: list[str]) -> list[str]:
+        """What is absent on every rank that trains. Throws UsageError as reduce() says."""
+        mine = json.dumps([error, absent if self._member else None])
+        with self._comm.call():
+            replies = [json.loads(blob) for blob in self._comm.all_gather(mine.encode())]
+        for rank, (fault, _) in enumerate(replies):
+            if fault:
+                raise UsageError(f"rank {rank}: {fault}")
+        members = [
+            (rank, set(names)) for rank, (_, names) in enumerate(replies) if names is not None
+        ]
+        first, agreed = members[0]
+        for rank, names in members:
+            for name in sorted(names ^ agreed):
+                off, on = (rank, first) if name in names else (first, rank)
+                raise UsageError(
+                    f"{name!r} has a gradient on rank {on} and none on rank {off}. Give it one on "
+                    "every rank, zeros where the loss does not reach it, or on none."
+                )
+        return sorted(agreed)
 
     @property
     def report(self) -> Report:
@@ -96,9 +117,3 @@ class Gradients:
     def _release(self) -> None:
         for slot in self._slots.values():
             slot.data = slot.new_empty(0)
-
-
-def _part(absent: list[str]) -> Part:
-    text = "".join(f"{name} has no gradient\n" for name in sorted(absent))
-    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-    return Part("parameters without gradient", digest, lambda: text)

@@ -8,7 +8,6 @@ a few steps on random data, whole and in two pieces, must agree in every bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 

@@ -85,10 +85,10 @@ class TwoStep:
     ) -> None:
         """`module`: a module (also inside DDP, when backward ran within no_sync()), or a dict of
         parameters; None on ranks outside of `train_layout` (default: as its DTensors say, or
-        everything whole on every rank). `gen_layout`: as the destination of reshard(); `dtype` converts for it.
-        `optimizer_factory` makes an element-wise optimizer from a list of 1-d float32 parameters;
-        each has a `logical_name`. `max_norm` clips the norm of all gradients. `grad_op`: "sum" or
-        "mean" over data parallel ranks.
+        everything whole on every rank). `gen_layout`: as the destination of reshard(), and `dtype`
+        converts for it. `optimizer_factory` makes an element-wise optimizer from a list of 1-d
+        float32 parameters; each has a `logical_name`. `max_norm` clips the norm of all gradients.
+        `grad_op`: "sum" or "mean" over data parallel ranks.
 
         Throws UsageError, on every rank, on modules sharded by FSDP, optimizers that are not
         element-wise, layouts that do not fit, or where nothing trains.
@@ -189,7 +189,7 @@ class TwoStep:
         return norm
 
     def _give_gradients(self, absent: list[str]) -> None:
-        without = {tensor for local in absent for tensor in self._tensors_of[local]}
+        without = {tensor for local in absent for tensor in self._tensors_of.get(local, [])}
         for name, master in self._masters.items():
             master.grad = None if name in without else self._gradients.pieces[name]
 

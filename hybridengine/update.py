@@ -1,7 +1,7 @@
 """update: new values from the ranks that own them into the tensors of training and generation.
 
-Step two of a two-step update. One plan carries both; what generation can copy from a training tensor
-of the same rank is copied there and does not travel again.
+Step two of a two-step update. One plan carries both; what generation can copy from a training
+tensor of the same rank is copied there and does not travel again.
 """
 
 from __future__ import annotations
@@ -105,17 +105,16 @@ def _find_copies(
     types = {name: dtype for name, _, dtype in train.spec.tensors}
     exact = {name for name, _, dtype in gen.spec.tensors if types[name] in (dtype, "float32")}
     held: dict[str, list[_Box]] = {}
-    for tensor, *box in train.pieces(rank):
-        held.setdefault(tensor, []).append(_Box(*box))
+    for tensor, local, start, size, offset, strides in train.pieces(rank):
+        box = _Box(local, start, size, offset, strides)
+        held.setdefault(tensor, []).append(box)
     copies = []
-    for tensor, *box in gen.pieces(rank):
-        into = _Box(*box)
+    for tensor, local, begin, extent, offset, strides in gen.pieces(rank):
+        into = _Box(local, begin, extent, offset, strides)
         for source in held.get(tensor, []) if tensor in exact else []:
             start, size = _common(source, into)
             if 0 not in size:
-                target = memory.view(
-                    generation[into.local], size, into.strides, into.within(start)
-                )
+                target = memory.view(generation[into.local], size, into.strides, into.within(start))
                 copies.append(
                     _Copy(source.local, source.within(start), source.strides, target, size)
                 )

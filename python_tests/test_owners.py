@@ -133,7 +133,9 @@ def test_a_set_of_holders_cuts_few_boxes():
 
 
 def test_owners_by_hand():
-    spec = Spec.from_tensors([("w", (3, 4), "bfloat16"), ("b", (), "float32"), ("n", (2,), "int64")])
+    spec = Spec.from_tensors(
+        [("w", (3, 4), "bfloat16"), ("b", (), "float32"), ("n", (2,), "int64")]
+    )
     found = owners("replicated(2)", spec)
     assert found.text == "owners of replicated(2)"
     assert found.locals(0) == [("w", (9,), "float32")]
@@ -155,6 +157,13 @@ def test_more_ranks_than_elements():
     assert sum(found.locals(rank) == [] for rank in range(5)) == 3
 
 
+def test_contributions_have_no_owners():
+    partial = rand.bind("replicated(2)", Spec.from_tensors([("b", (2,), "float32")])).partial("sum")
+    with pytest.raises(UsageError, match="contributions"):
+        _core.owners_of(partial, "float32")
+    assert _core.select_tensors(partial, ["b"]) == partial
+
+
 def test_selected_tensors():
     spec = Spec.from_config(tiny.config(tie=True))
     layout = rand.bind("vllm(tp=1)", spec)
@@ -174,7 +183,7 @@ def test_selected_tensors():
 
 
 def test_copies_of_tensor_parallelism_are_left_out():
-    """Of dp 2 x tp 2, a norm keeps the two replicas of one tp rank, and a matrix all four shards."""
+    """Of dp 2 x tp 2, a norm keeps two replicas of one tp rank, and a matrix all four shards."""
     spec = Spec.from_config(tiny.config(vocab=8))
     layout = rand.bind("fsdp2(1,replicas=2,tp=2)", spec)
     alone = _core.without_copies(layout)
@@ -194,7 +203,7 @@ def test_copies_of_tensor_parallelism_are_left_out():
 def test_copies_that_are_none():
     """A tied head of pipeline stages has a gradient of its own on each stage."""
     spec = Spec.from_config(tiny.config(layers=2, tie=True))
-    with pytest.raises(UsageError, match="embed_tokens.*same tensors"):
+    with pytest.raises(UsageError, match=r"embed_tokens.*same tensors"):
         _core.without_copies(rand.bind("vllm(tp=1,pp=2)", spec))
 
 

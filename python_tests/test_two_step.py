@@ -37,9 +37,7 @@ def check(case: Case, world: int, transport: str = "shm") -> None:
 @pytest.mark.parametrize("transport", ["loopback", "shm", "cma"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
 def test_every_optimizer_on_every_transport(optimizer, transport):
-    case = Case(
-        spec_of("bfloat16"), "replicated(3)", "replicated(3)", 3, optimizer, max_norm=1.0
-    )
+    case = Case(spec_of("bfloat16"), "replicated(3)", "replicated(3)", 3, optimizer, max_norm=1.0)
     check(case, 3, transport)
 
 

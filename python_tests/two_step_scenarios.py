@@ -10,6 +10,7 @@ from typing import Any
 import tiny_models as tiny
 import torch
 import torch.distributed as dist
+from ranks import run_threads
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
@@ -162,6 +163,30 @@ def as_stored(masters: Tensors, layout: Layout) -> Tensors:
     return {name: each.to(types[name]) for name, each in masters.items()}
 
 
+class Net(torch.nn.Module):
+    """A frozen bias, a buffer, a scalar, and a tensor without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(5, 3)
+        with torch.no_grad():  # ranks are threads here, which share torch's generator
+            self.inner.weight.copy_(torch.arange(15.0).reshape(3, 5) / 7)
+            self.inner.bias.zero_()
+        self.inner.bias.requires_grad_(False)
+        self.scale = torch.nn.Parameter(torch.tensor(3.5))
+        self.none = torch.nn.Parameter(torch.zeros(0, 3))
+        self.register_buffer("mean", torch.tensor([1.0, 2.0]))
+
+
+def give(module: torch.nn.Module, value: float, *names: str) -> None:
+    for name, each in module.named_parameters():
+        each.grad = torch.full_like(each, value) if name in names else None
+
+
+def on_two(main: Callable[[Communicator], None]) -> None:
+    run_threads(2, main, transport="shm")
+
+
 def start_group(comm: Communicator, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/gloo", rank=comm.rank, world_size=comm.world
@@ -172,7 +197,9 @@ def llama(facts: dict[str, Any], dtype: torch.dtype) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    options = {key: each for key, each in facts.items() if key not in ("architectures", "torch_dtype")}
+    options = {
+        key: each for key, each in facts.items() if key not in ("architectures", "torch_dtype")
+    }
     return LlamaForCausalLM(LlamaConfig(**options)).to(dtype)
 
 
@@ -181,7 +208,9 @@ def loss_of(model: Any, rank: int, step: int) -> torch.Tensor:
     return model(input_ids=tokens, labels=tokens).loss
 
 
-def train_llama(comm: Communicator, folder: str, facts: dict[str, Any], dtype: str, gen: str) -> Any:
+def train_llama(
+    comm: Communicator, folder: str, facts: dict[str, Any], dtype: str, gen: str
+) -> Any:
     """A transformers model in DDP over the default group, against whole tensors that see the
     batches of all ranks. Returns what this rank keeps and moves."""
     from torch.nn.parallel import DistributedDataParallel
@@ -236,7 +265,7 @@ def train_tensor_parallel(comm: Communicator, folder: str, facts: dict[str, Any]
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     module = llama(facts, torch.bfloat16)
     whole = {name: each.detach().clone() for name, each in module.named_parameters()}
-    for name, each in list(module.named_modules()):
+    for name in [name for name, _ in module.named_modules()]:
         leaf = name.rsplit(".", 1)[-1]
         if leaf in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"):
             parallelize_module(module, mesh["tp"], {name: ColwiseParallel()})

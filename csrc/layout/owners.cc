@@ -172,8 +172,16 @@ class Dealer {
       level = (sum + static_cast<int64_t>(filled)) / static_cast<int64_t>(filled + 1);
     }
     std::vector<int64_t> quota(holders.size(), 0);
-    for (size_t i = 0; i < filled; ++i)
+    for (size_t i = 0; i < filled; ++i) {
       quota[order[i]] = std::max<int64_t>(0, level - load_[holders[order[i]]]);
+      total -= quota[order[i]];
+    }
+    // The level was rounded up. Left as it is, the last holder would lack what all others got more.
+    for (size_t i = filled; i > 0 && total < 0; --i) {
+      if (quota[order[i - 1]] == 0) continue;
+      --quota[order[i - 1]];
+      ++total;
+    }
     return quota;
   }
 
@@ -212,6 +220,11 @@ class Dealer {
 
 }  // namespace
 
-LayoutPtr owners_of(const LayoutPtr& layout, Dtype dtype) { return Dealer(layout, dtype).run(); }
+LayoutPtr owners_of(const LayoutPtr& layout, Dtype dtype) {
+  if (layout->op() != Op::kCopy)
+    throw UsageError("contributions have no owners", layout->text(),
+                     "Use the layout that they are reduced into.");
+  return Dealer(layout, dtype).run();
+}
 
 }  // namespace hybridengine

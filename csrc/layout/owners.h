@@ -14,7 +14,8 @@ namespace hybridengine {
 ///
 /// Each rank has one local tensor, 1-d, for every logical tensor of which it owns something, under
 /// the logical name: its boxes one after the other, by start, each row-major. Floating tensors are
-/// stored as `dtype`. The result passes check(); every caller comes to the same one.
+/// stored as `dtype`. The result passes check(); every caller comes to the same one. Throws
+/// UsageError on a partial layout.
 LayoutPtr owners_of(const LayoutPtr& layout, Dtype dtype);
 
 }  // namespace hybridengine

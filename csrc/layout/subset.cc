@@ -25,8 +25,10 @@ LayoutPtr with_pieces(const Layout& layout, SpecPtr spec, std::vector<Piece> pie
     names[local.name] = layout.name_of(local);
   }
   for (Piece& piece : pieces) piece.local = index[piece.local];
-  return std::make_shared<const Layout>(layout.text(), std::move(spec), layout.ranks(),
-                                        std::move(names), std::move(locals), std::move(pieces));
+  auto result =
+      std::make_shared<const Layout>(layout.text(), std::move(spec), layout.ranks(),
+                                     std::move(names), std::move(locals), std::move(pieces));
+  return layout.op() == Op::kCopy ? result : result->partial(layout.op());
 }
 
 /// Ranks that hold the same boxes of everything have one *role*.
