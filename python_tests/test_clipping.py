@@ -29,8 +29,7 @@ def test_small_gradients_beside_a_large_one():
 
 
 def test_blocks_are_of_fixed_size():
-    assert len(sums_of_squares([torch.ones((1 << 20) + 1)])) == 2
-    assert sums_of_squares([torch.ones((1 << 20) + 1)]) == [float(1 << 20), 1.0]
+    assert sums_of_squares([torch.ones((1 << 16) + 1)]) == [float(1 << 16), 1.0]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
