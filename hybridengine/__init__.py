@@ -14,12 +14,23 @@ from hybridengine.report import Report
 from hybridengine.spec import Spec
 
 if TYPE_CHECKING:
+    from hybridengine.background import Work
+    from hybridengine.collectives import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        ddp_hook,
+        reduce_scatter,
+    )
     from hybridengine.fresh import empty
+    from hybridengine.gradients import GradientReducer
     from hybridengine.resharder import Resharder, reshard
     from hybridengine.two_step import TwoStep
 
 __all__ = [
     "Communicator",
+    "GradientReducer",
     "InternalError",
     "Layout",
     "LayoutRule",
@@ -32,23 +43,38 @@ __all__ = [
     "TransportError",
     "TwoStep",
     "UsageError",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "ddp_hook",
     "empty",
     "plan",
+    "reduce_scatter",
     "reshard",
 ]
 
-_NEED_TORCH = {
+_LAZY = {  # what needs torch, or is not needed by the command line
+    "GradientReducer": "gradients",
     "Resharder": "resharder",
     "TwoStep": "two_step",
+    "Work": "background",
+    "all_gather": "collectives",
+    "all_reduce": "collectives",
+    "barrier": "collectives",
+    "broadcast": "collectives",
+    "ddp_hook": "collectives",
     "empty": "fresh",
+    "reduce_scatter": "collectives",
     "reshard": "resharder",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    globals()[name] = getattr(import_module(f"hybridengine.{_NEED_TORCH[name]}"), name)
+    globals()[name] = getattr(import_module(f"hybridengine.{_LAZY[name]}"), name)
     return globals()[name]

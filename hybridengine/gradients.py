@@ -1,119 +1,105 @@
-"""gradients: what autograd left on this rank, reduced into the pieces that ranks own.
-
-Step one of a two-step update. Gradients are read where they lie; those of parameters without one on
-any rank count as absent, and one that only some ranks have is an error on all of them.
-"""
+"""Gradients of a plain module, reduced while its backward pass still runs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
-import hybridengine.tensors as memory
 from hybridengine._core import UsageError
+from hybridengine.background import Work
+from hybridengine.collectives import Op, all_reduce
 from hybridengine.comm import Communicator
-from hybridengine.layout import Layout
-from hybridengine.report import Report
-from hybridengine.resharder import Resharder
+
+_BUCKET_BYTES = 25 << 20  # of gradients that start together
 
 
-class Gradients:
-    """`parameters` by their local names in `train`; `summed` is the layout of those gradients that
-    are summands, `pieces` the tensors of this rank in `owners`."""
+class GradientReducer:
+    """All-reduces `.grad` of `parameters` over the ranks of `comm`, in buckets.
+
+    A bucket starts as soon as its last gradient is ready, in the background; buckets start in the
+    same order on every rank, from the last parameters to the first. With `sync_every=k` gradients of
+    k backward passes add up before they are reduced once. After each backward pass call finish().
+
+        reducer = GradientReducer(model.parameters(), comm=comm, sync_every=4)
+        loss.backward()
+        if reducer.finish():
+            optimizer.step(); optimizer.zero_grad()
+    """
 
     def __init__(
         self,
-        parameters: Mapping[str, Any],
-        frozen: Mapping[str, Any],
-        summed: Layout,
-        owners: Layout,
-        op: str,
-        comm: Communicator,
+        parameters: Iterable[Any],
+        *,
+        comm: Communicator | None = None,
+        op: Op = "mean",
+        sync_every: int = 1,
+        bucket_bytes: int = _BUCKET_BYTES,
     ) -> None:
-        self._parameters, self._frozen, self._comm = parameters, frozen, comm
-        rows = summed.locals(comm.rank)
-        # Tensors without content: at each step they get the storage of the gradients.
-        self._slots = {name: memory.allocate(shape, dtype) for name, shape, dtype in rows}
-        self._dtypes = {name: dtype for name, _, dtype in rows}
-        self.pieces = {
-            n: memory.allocate(shape, dtype) for n, shape, dtype in owners.locals(comm.rank)
-        }
-        self._member = comm.rank in summed.ranks
-        self._resharder = Resharder(
-            self._slots if self._member else None,
-            summed.partial(op),
-            owners,
-            comm=comm,
-            out=self.pieces,
-        )
-        self._release()
-
-    def reduce(self) -> list[str]:
-        """Fills the pieces. Returns the local names of the parameters that have no gradient on any
-        rank; their pieces are zero.
-
-        Throws UsageError on every rank, and changes nothing, where a gradient is missing on some
-        ranks only or does not fit.
-        """
-        with self._comm.between_calls():
-            absent = sorted(name for name, each in self._parameters.items() if each.grad is None)
-            error = ""
-            try:
-                self._take(set(absent))
-            except UsageError as fault:
-                error = str(fault)
-            absent = self._agree(error, absent)
-        self._resharder.run()
-        self._release()
-        return absent
-
-    def _agree(self, error: str, absent: list[str]) -> list[str]:
-        """What is absent on every rank that trains. Throws UsageError as reduce() says."""
-        mine = json.dumps([error, absent if self._member else None])
-        with self._comm.call():
-            replies = [json.loads(blob) for blob in self._comm.all_gather(mine.encode())]
-        for rank, (fault, _) in enumerate(replies):
-            if fault:
-                raise UsageError(f"rank {rank}: {fault}")
-        members = [
-            (rank, set(names)) for rank, (_, names) in enumerate(replies) if names is not None
+        """Throws UsageError on no parameters that need gradients, or sync_every below 1."""
+        if sync_every < 1:
+            raise UsageError(f"sync_every is {sync_every}. Use 1 or more backward passes.")
+        trained = [each for each in parameters if each.requires_grad]
+        if not trained:
+            raise UsageError("no parameter needs a gradient. Pass those that are trained.")
+        self._comm, self._op, self._every = comm, op, sync_every
+        self._buckets = _buckets_of(trained[::-1], bucket_bytes)
+        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._on_gradient) for each in trained
         ]
-        first, agreed = members[0]
-        for rank, names in members:
-            for name in sorted(names ^ agreed):
-                off, on = (rank, first) if name in names else (first, rank)
-                raise UsageError(
-                    f"{name!r} has a gradient on rank {on} and none on rank {off}. Give it one on "
-                    "every rank, zeros where the loss does not reach it, or on none."
-                )
-        return sorted(agreed)
+        self._passes = 0
+        self._begin()
 
-    @property
-    def report(self) -> Report:
-        assert self._resharder.report is not None
-        return self._resharder.report
+    def _begin(self) -> None:
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._started: list[Work] = []
 
-    def _take(self, absent: set[str]) -> None:
-        for name, each in self._frozen.items():
-            if each.grad is not None:
-                raise UsageError(
-                    f"{name!r} has a gradient but did not train when the TwoStep was made. Make a "
-                    "new one after unfreezing."
-                )
-        for name, slot in self._slots.items():
-            if name in absent:
-                slot.data = slot.new_zeros(self._parameters[name].shape)
-                continue
-            gradient = self._parameters[name].grad
-            local = memory.held_by({name: gradient}).tensors[name]
-            if memory.dtype_name(local.dtype) != self._dtypes[name]:
-                raise UsageError(
-                    f"the gradient of {name!r} is {memory.dtype_name(local.dtype)}, its parameter "
-                    f"{self._dtypes[name]}. Keep gradients in the type of their parameters."
-                )
-            slot.data = local.contiguous()
+    def _on_gradient(self, parameter: Any) -> None:
+        if self._passes + 1 < self._every:
+            return
+        self._missing[self._bucket_of[parameter]] -= 1
+        while (next_ := len(self._started)) < len(self._buckets) and self._missing[next_] <= 0:
+            self._start(next_)
 
-    def _release(self) -> None:
-        for slot in self._slots.values():
-            slot.data = slot.new_empty(0)
+    def _start(self, index: int) -> None:
+        gradients = [each.grad for each in self._buckets[index]]
+        work = all_reduce(gradients, self._op, comm=self._comm, async_op=True)
+        assert work is not None
+        self._started.append(work)
+
+    def finish(self) -> bool:
+        """Ends a backward pass. True when gradients have been reduced: it is time for a step.
+
+        A parameter without a gradient on this rank counts as one of zeros.
+        """
+        self._passes += 1
+        if self._passes < self._every:
+            return False
+        for index in range(len(self._started), len(self._buckets)):
+            for each in self._buckets[index]:
+                if each.grad is None:
+                    each.grad = each.detach().new_zeros(each.shape)
+            self._start(index)
+        for work in self._started:
+            work.wait()
+        self._passes = 0
+        self._begin()
+        return True
+
+    def remove(self) -> None:
+        """Takes the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _buckets_of(parameters: list[Any], bucket_bytes: int) -> list[list[Any]]:
+    buckets: list[list[Any]] = [[]]
+    used = 0
+    for each in parameters:
+        size = each.numel() * each.element_size()
+        if buckets[-1] and used + size > bucket_bytes:
+            buckets.append([])
+            used = 0
+        buckets[-1].append(each)
+        used += size
+    return buckets

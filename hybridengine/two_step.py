@@ -20,7 +20,7 @@ from hybridengine.agree import same_everywhere
 from hybridengine.arguments import communicator_for
 from hybridengine.clipping import clip, global_norm
 from hybridengine.comm import Communicator
-from hybridengine.gradients import Gradients
+from hybridengine.contributions import Contributions
 from hybridengine.layout import Layout
 from hybridengine.names import canonical_names
 from hybridengine.optimizers import (
@@ -153,7 +153,7 @@ class TwoStep:
             out={name: each.detach() for name, each in self._masters.items()},
         )
         self._load.run()
-        self._gradients = Gradients(
+        self._gradients = Contributions(
             self._parameters, self._frozen, summed, self._owners, grad_op, comm
         )
         self._update = Update(

@@ -17,11 +17,6 @@ namespace {
 constexpr int64_t kBlockBytes = 64 << 10;  // of one contribution
 constexpr int64_t kContributionAlignment = 64;
 
-ReduceOp reduce_op(Op op) {
-  if (op == Op::kMin) return ReduceOp::kMin;
-  return op == Op::kMax ? ReduceOp::kMax : ReduceOp::kSum;
-}
-
 StridedEnd contiguous(std::byte* data, Dtype dtype) { return {data, Dims{1}, dtype}; }
 
 /// Combines blocks; where the result has another type than the contributions it is rounded from
