@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import tiny_models as tiny
+import torch
 import two_step_scenarios as scenarios
 from ranks import run_threads
 from two_step_scenarios import Case
 
-from hybridengine import Communicator, Spec
+from hybridengine import Communicator, Spec, all_reduce, reshard
 
 
 def spec_of(dtype: str, **options) -> Spec:
@@ -77,6 +78,34 @@ def test_generation_in_another_type(train, dtype, gen_dtype):
 def test_ops_and_tied_weights(grad_op, tie):
     case = Case(spec_of("bfloat16", tie=tie), "replicated(2)", "vllm(tp=2)", 2, grad_op=grad_op)
     check(case, 2)
+
+
+@pytest.mark.parametrize("grad_op", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_as_our_collectives_do_it(grad_op, dtype):
+    """all_reduce of whole gradients in float32, clip, the optimizer on whole tensors, reshard."""
+    case = Case(
+        spec_of(dtype), "replicated(3)", "vllm(tp=1,dp=3)", 3, max_norm=0.5, grad_op=grad_op
+    )
+
+    def main(comm: Communicator) -> None:
+        seen, _ = scenarios.run_case(comm, case)
+        start = scenarios.random_tensors(case.spec, 0)
+        masters = {name: torch.nn.Parameter(each.float()) for name, each in start.items()}
+        optimizer = scenarios.OPTIMIZERS[case.optimizer](list(masters.values()))
+        for step, got in enumerate(seen[1:]):
+            gradients = {n: g.float() for n, g in case.gradients(step, comm.rank).items()}
+            all_reduce(list(gradients.values()), grad_op, comm=comm)
+            assert got["norm"] == scenarios.clip_whole(gradients, case.gen_layout, case.max_norm)
+            for name, each in masters.items():
+                each.grad = gradients[name]
+            optimizer.step()
+            whole = scenarios.as_stored(scenarios.copies(masters), case.gen_layout)
+            tiny.assert_same(got["training"], whole)
+            wanted = reshard(whole, case.train_layout, case.gen_layout, comm=comm)
+            tiny.assert_same(got["generation"], wanted)
+
+    run_threads(3, main, transport="shm")
 
 
 def test_ranks_that_only_generate_or_only_train():
