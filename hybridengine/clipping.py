@@ -13,8 +13,8 @@ from typing import Any
 
 from hybridengine.comm import Communicator
 
-# Elements squared at a time. Their float64 copies stay in the cache and in memory that the allocator
-# keeps: blocks of 2 MiB took ten times as long.
+# Elements squared at a time. Their float64 copies stay in the cache, and in memory that the
+# allocator keeps: blocks of 2 MiB took ten times as long.
 _BLOCK_ELEMS = 1 << 16
 # As in torch.nn.utils.clip_grad_norm_, so that a norm of zero divides nothing.
 _EPSILON = 1e-6

@@ -7,7 +7,6 @@ training and generation need them. The optimizer's own gather and the reshard ar
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,13 +28,13 @@ from hybridengine.optimizers import (
     optimizer_over,
     prove_element_wise,
 )
+from hybridengine.ownership import agree_on_trained, owners_for
 from hybridengine.placements import is_placed, placed_layout
 from hybridengine.planning import LayoutLike
 from hybridengine.report import Report
 from hybridengine.resharder import Resharder
 from hybridengine.update import Update
 
-_MASTER_DTYPE = "float32"
 _GRAD_OPS = ("sum", "mean")
 # Modules around the one that trains, and where they keep it.
 _WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -136,13 +135,13 @@ class TwoStep:
     def _make_pieces(self, grad_op: str) -> None:
         rank, comm = self.comm.rank, self.comm
         with comm.between_calls():
-            trained = _agree_on_trained(comm, self._train, sorted(self._parameters))
+            trained = agree_on_trained(comm, self._train, sorted(self._parameters))
         train, gen = (
             Layout(_core.select_tensors(each.core, trained)) for each in (self._train, self._gen)
         )
         alone = _core.without_copies(self._train.core)
         summed = Layout(_core.select_tensors(alone, trained))
-        self._owners = Layout(_core.owners_of(gen.core, _MASTER_DTYPE))
+        self._owners = owners_for(train, gen)
         self._masters = master_pieces(self._owners.locals(rank))
         used = {name: self._training[name] for name, _, _ in train.locals(rank)}
         self._load = Resharder(
@@ -261,34 +260,3 @@ def _check_options(max_norm: float | None, grad_op: str) -> None:
         raise UsageError(f"max_norm={max_norm} is not above 0. Leave it out not to clip.")
     if grad_op not in _GRAD_OPS:
         raise UsageError(f"grad_op={grad_op!r} is none. Use {' or '.join(_GRAD_OPS)}.")
-
-
-def _agree_on_trained(comm: Communicator, train: Layout, mine: list[str]) -> list[str]:
-    """The logical tensors that train, from the local names that do. Throws UsageError on every rank
-    where the ranks of `train` contradict each other, or nothing trains."""
-    with comm.call():
-        replies = [json.loads(blob) for blob in comm.all_gather(json.dumps(mine).encode())]
-    first = train.ranks[0]
-    for rank in train.ranks:
-        for name in sorted(set(replies[rank]) ^ set(replies[first])):
-            on, off = (rank, first) if name in replies[rank] else (first, rank)
-            raise UsageError(
-                f"{name!r} trains on rank {on} and not on rank {off}. Freeze it on all ranks or on "
-                "none."
-            )
-    locals_ = set(replies[first])
-    pieces = train.pieces(first)
-    trained = {tensor for tensor, local, *_ in pieces if local in locals_}
-    partly = trained & {tensor for tensor, local, *_ in pieces if local not in locals_}
-    if not trained or partly:
-        raise UsageError(
-            f"{sorted(partly)[0]!r} trains only in part. Freeze all of it or nothing."
-            if partly
-            else "no parameter trains: requires_grad is False everywhere. Unfreeze some."
-        )
-    wide = [name for name, _, dtype in train.spec.tensors if name in trained and dtype == "float64"]
-    if wide:
-        raise UsageError(
-            f"{wide[0]!r} is float64, but masters are {_MASTER_DTYPE}. Convert the module."
-        )
-    return [name for name, _, _ in train.spec.tensors if name in trained]

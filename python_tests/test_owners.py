@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridengine import Layout, LayoutRule, Spec, UsageError, _core
+from hybridengine.ownership import owners_for
 
 
 def owners(text: str, spec: Spec, dtype: str = "float32") -> _core.Layout:
@@ -180,6 +181,51 @@ def test_selected_tensors():
     assert _core.select_tensors(layout, names[:1]).spec.aliases == []
     with pytest.raises(UsageError, match="'x'"):
         _core.select_tensors(layout, ["x"])
+
+
+@given(st.data())
+def test_the_common_part_of_two_layouts(data):
+    spec = data.draw(rand.specs(max_tensors=3, max_elems=60))
+    first, second = (data.draw(rand.layouts(spec)).core for _ in range(2))
+    common = _core.common_part(first, second)
+    expected = {}
+    for rank in first.ranks:
+        for name, shape, _ in spec.tensors:
+            both = elements(first, rank, name, shape) & elements(second, rank, name, shape)
+            expected[rank, name] = both
+    total = sum(
+        len(set().union(*(each for (_, name), each in expected.items() if name == tensor)))
+        for tensor, _, _ in spec.tensors
+    )
+    if total < sum(math.prod(shape) for _, shape, _ in spec.tensors):
+        assert common is None
+        return
+    for (rank, name), both in expected.items():
+        assert elements(common, rank, name, spec.tensors[spec.find(name)][1]) == both
+        assert {row[1] for row in common.pieces(rank)} <= {row[0] for row in first.locals(rank)}
+
+
+@pytest.mark.parametrize(
+    ("train", "gen", "near"),
+    [
+        ("fsdp2(1,replicas=2,tp=2)", "replicated(4)", True),
+        ("fsdp2(1,replicas=1,tp=4)", "vllm(tp=2,dp=2)", False),  # shards that do not nest
+        ("fsdp2(1,replicas=1,tp=4)@0,2,1,3", "vllm(tp=2,dp=2)", True),
+        ("fsdp2(1,replicas=2,tp=2)", "replicated(1)", False),
+        ("replicated(4)", "vllm(tp=2,dp=2)", True),
+    ],
+)
+def test_ranks_own_what_they_have_on_both_sides(train, gen, near):
+    """Where that is fair; then nothing of it travels to training, and none to generation."""
+    facts = tiny.config(hidden=32, heads=8, kv_heads=4, head_dim=4, intermediate=96, vocab=64)
+    spec = Spec.from_config(facts)
+    layouts = [LayoutRule.parse(text).bind(spec) for text in (train, gen)]
+    found = owners_for(*layouts)
+    shares = [found.num_bytes(rank) for rank in found.ranks]
+    assert max(shares) / (sum(shares) / len(shares)) <= 1.06
+    owned, trained = held_ids(found.core), held_ids(layouts[0].core)
+    assert all(owned[rank] <= held_ids(layouts[1].core)[rank] for rank in found.ranks)
+    assert all(owned[rank] <= trained[rank] for rank in found.ranks) == near
 
 
 def test_copies_of_tensor_parallelism_are_left_out():

@@ -16,8 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from hybridengine import Communicator, Layout, LayoutRule, Spec, TwoStep, _core
+from hybridengine import Communicator, Layout, LayoutRule, Spec, TwoStep
 from hybridengine.clipping import clip, norm_of, sums_of_squares
+from hybridengine.ownership import owners_for
 
 Tensors = dict[str, torch.Tensor]
 
@@ -128,7 +129,7 @@ def expected(case: Case) -> list[tuple[Tensors, float | None]]:
             gradients = {name: each / case.replicas for name, each in gradients.items()}
         norm = None
         if case.max_norm is not None:
-            norm = clip_whole(gradients, case.gen_layout, case.max_norm)
+            norm = clip_whole(gradients, case.train_layout, case.gen_layout, case.max_norm)
         for name, each in masters.items():
             each.grad = gradients[name]
         optimizer.step()
@@ -144,9 +145,9 @@ def summed(gradients: list[Tensors]) -> Tensors:
     return total
 
 
-def clip_whole(gradients: Tensors, gen: Layout, max_norm: float) -> float:
+def clip_whole(gradients: Tensors, train: Layout, gen: Layout, max_norm: float) -> float:
     """Clips whole tensors by the norm over the blocks that owners would have."""
-    owners = Layout(_core.owners_of(gen.core, "float32"))
+    owners = owners_for(train, gen)
     pieces = [each for rank in owners.ranks for each in cut(gradients, owners, rank).values()]
     norm = norm_of(sums_of_squares(pieces))
     assert math.isclose(norm, norm_of(sums_of_squares(g.flatten() for g in gradients.values())))
@@ -222,6 +223,7 @@ def train_llama(
     two_step = TwoStep(wrapped, factory, gen, max_norm=0.5, grad_op="mean")
     spec = Spec.from_config(facts, dtype)
     gen_layout = LayoutRule.parse(gen).bind(spec)
+    whole = Layout.replicated(comm.world).bind(spec)
     masters = {n: torch.nn.Parameter(p.detach().float()) for n, p in reference.named_parameters()}
     masters = {name: masters[name] for name, _, _ in spec.tensors}
     optimizer = factory(list(masters.values()))
@@ -236,7 +238,7 @@ def train_llama(
             loss_of(reference, rank, step).backward()
             grads.append({n: p.grad.clone() for n, p in reference.named_parameters()})
         total = {n: each / comm.world for n, each in summed(grads).items()}
-        assert norm == clip_whole({name: total[name] for name in masters}, gen_layout, 0.5)
+        assert norm == clip_whole({name: total[name] for name in masters}, whole, gen_layout, 0.5)
         for name, each in masters.items():
             each.grad = total[name]
         optimizer.step()

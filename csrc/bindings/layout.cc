@@ -208,6 +208,13 @@ void bind_derived(py::module_& module) {
       },
       py::arg("layout"), py::arg("names"), "The layout of these tensors alone.");
   module.def(
+      "common_part",
+      [=](const Held& layout, const Held& other) {
+        return mutable_pointer(common_part(layout, other));
+      },
+      py::arg("layout"), py::arg("other"),
+      "The layout cut down to what each rank has in the other one too; None if that is not all.");
+  module.def(
       "without_copies", [=](const Held& layout) { return mutable_pointer(without_copies(layout)); },
       py::arg("layout"), "The layout without what tensor parallel ranks hold alike.");
   module.def(

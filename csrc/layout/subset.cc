@@ -99,6 +99,33 @@ LayoutPtr select_tensors(const LayoutPtr& layout, const std::vector<std::string>
                      std::move(pieces));
 }
 
+LayoutPtr common_part(const LayoutPtr& layout, const LayoutPtr& other) {
+  const auto by_rank = [](const Piece& a, const Piece& b) { return a.rank < b.rank; };
+  std::vector<Piece> kept;
+  for (int32_t tensor = 0; tensor < static_cast<int32_t>(layout->spec().tensors().size());
+       ++tensor) {
+    const TensorInfo& info = layout->spec().tensors()[tensor];
+    const int32_t same = other->spec().find(info.name);
+    ensure(same >= 0, "layouts hold different tensors", [&] { return info.name; });
+    const std::span<const Piece> held = other->pieces_of(same);
+    std::vector<Box> missing{Box(info.shape)};
+    for (const Piece& piece : layout->pieces_of(tensor)) {
+      const auto [begin, end] = std::equal_range(held.begin(), held.end(), piece, by_rank);
+      for (auto own = begin; own != end; ++own) {
+        Piece part = piece;
+        part.box = intersect(piece.box, own->box);
+        if (part.box.empty()) continue;
+        part.place = place_within(piece.place, piece.box, part.box);
+        subtract_from(missing, part.box);
+        kept.push_back(part);
+      }
+    }
+    std::erase_if(missing, [](const Box& box) { return box.empty(); });
+    if (!missing.empty()) return nullptr;
+  }
+  return with_pieces(*layout, layout->spec_ptr(), std::move(kept));
+}
+
 LayoutPtr without_copies(const LayoutPtr& layout) {
   const Roles roles(*layout);
   const auto num_tensors = static_cast<int32_t>(layout->spec().tensors().size());

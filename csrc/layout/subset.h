@@ -13,6 +13,10 @@ namespace hybridengine {
 /// that the spec lacks.
 LayoutPtr select_tensors(const LayoutPtr& layout, const std::vector<std::string>& names);
 
+/// `layout` cut down to the boxes that each rank has in `other` as well, or null where that leaves
+/// a part of a tensor to nobody. Both must have the same tensors; neither may be partial.
+LayoutPtr common_part(const LayoutPtr& layout, const LayoutPtr& other);
+
 /// `layout` without the copies that tensor parallelism makes.
 ///
 /// Ranks that hold the same boxes of everything are replicas of each other (data parallel). A box
