@@ -22,12 +22,7 @@ from hybridengine.comm import Communicator
 from hybridengine.contributions import Contributions
 from hybridengine.layout import Layout
 from hybridengine.names import canonical_names
-from hybridengine.optimizers import (
-    OptimizerFactory,
-    master_pieces,
-    optimizer_over,
-    prove_element_wise,
-)
+from hybridengine.optimizers import Masters, OptimizerFactory, prove_element_wise
 from hybridengine.ownership import agree_on_trained, owners_for
 from hybridengine.placements import is_placed, placed_layout
 from hybridengine.planning import LayoutLike
@@ -112,7 +107,7 @@ class TwoStep:
         self._train, self._gen = loader.src, loader.dst
         self._take_parameters()
         self._make_pieces(grad_op)
-        self.optimizer = optimizer_over(optimizer_factory, list(self._masters.values()))
+        self.optimizer = self._masters.make_optimizer(optimizer_factory)
 
     def _found_layout(self) -> LayoutLike:
         if is_placed(self._module):
@@ -142,21 +137,21 @@ class TwoStep:
         alone = _core.without_copies(self._train.core)
         summed = Layout(_core.select_tensors(alone, trained))
         self._owners = owners_for(train, gen)
-        self._masters = master_pieces(self._owners.locals(rank))
+        self._masters = Masters(self._owners.locals(rank))
         used = {name: self._training[name] for name, _, _ in train.locals(rank)}
         self._load = Resharder(
             used if rank in train.ranks else None,
             train,
             self._owners,
             comm=comm,
-            out={name: each.detach() for name, each in self._masters.items()},
+            out=self._masters.tensors,
         )
         self._load.run()
         self._gradients = Contributions(
             self._parameters, self._frozen, summed, self._owners, grad_op, comm
         )
         self._update = Update(
-            self._masters, used, self.generation, (self._owners, train, gen), comm
+            self._masters.tensors, used, self.generation, (self._owners, train, gen), comm
         )
         self._tensors_of: dict[str, list[str]] = {}
         for tensor, local, *_ in train.pieces(train.ranks[0]):
@@ -189,8 +184,7 @@ class TwoStep:
 
     def _give_gradients(self, absent: list[str]) -> None:
         without = {tensor for local in absent for tensor in self._tensors_of.get(local, [])}
-        for name, master in self._masters.items():
-            master.grad = None if name in without else self._gradients.pieces[name]
+        self._masters.give(self._gradients.pieces, without)
 
     def zero_grad(self) -> None:
         """Drops the gradients of the module's parameters."""
@@ -212,7 +206,7 @@ class TwoStep:
         """This rank's pieces and the state of its optimizer. Tensors are not copied."""
         return {
             "owners": self._owners.core.digest(),
-            "masters": {name: each.detach() for name, each in self._masters.items()},
+            "masters": dict(self._masters.tensors),
             "optimizer": self.optimizer.state_dict(),
         }
 
@@ -228,8 +222,8 @@ class TwoStep:
                     "ranks changed, or it is another rank's. Load it where it was saved."
                 )
             same_everywhere(self.comm, error, [])
-            for name, master in self._masters.items():
-                master.detach().copy_(state["masters"][name])
+            for name, master in self._masters.tensors.items():
+                master.copy_(state["masters"][name])
             self.optimizer.load_state_dict(state["optimizer"])
         self._update.run()
 

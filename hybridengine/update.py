@@ -77,11 +77,11 @@ class Update:
     def _source(self, master: Any, name: str, dtype: str) -> Any:
         """The piece as it travels: the master itself, or a copy in another type."""
         if memory.dtype_name(master.dtype) == dtype:
-            return master.detach()
+            return master
         key = (name.split(":", 1)[1], dtype)
         if key not in self._converted:
             piece = memory.allocate(tuple(master.shape), dtype)
-            self._converted[key] = (piece, master.detach())
+            self._converted[key] = (piece, master)
         return self._converted[key][0]
 
     def run(self) -> None:

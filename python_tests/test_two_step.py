@@ -80,6 +80,14 @@ def test_ops_and_tied_weights(grad_op, tie):
     check(case, 2)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_masters_of_many_blocks(monkeypatch, optimizer):
+    """Their number changes nothing but the optimizer's parameters."""
+    monkeypatch.setattr("hybridengine.optimizers._BLOCK_ELEMS", 5)
+    case = Case(spec_of("bfloat16"), "replicated(2)", "vllm(tp=2)", 2, optimizer, max_norm=1.0)
+    check(case, 2)
+
+
 @pytest.mark.parametrize("grad_op", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_as_our_collectives_do_it(grad_op, dtype):

@@ -25,6 +25,7 @@ GEN = "replicated(2)"
         ("SparseAdam", torch.optim.SparseAdam),
         ("NormedSGD", lambda params: NormedSGD(params, lr=0.1)),
         ("NoneType", lambda params: None),
+        ("MovingSGD .*other memory", lambda params: MovingSGD(params, lr=0.1)),
     ],
 )
 def test_optimizers_that_need_whole_tensors(name, factory):
@@ -39,6 +40,14 @@ class NormedSGD(torch.optim.SGD):
         for each in self.param_groups[0]["params"]:
             each.grad.div_(each.grad.norm())
         return super().step(closure)
+
+
+class MovingSGD(torch.optim.SGD):
+    """Writes into new memory."""
+
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            each.data = each.data - each.grad
 
 
 @pytest.mark.parametrize(
