@@ -87,7 +87,7 @@ class LayoutRule:
         tells too little; or where a tensor has no rule.
         """
         request = Request(
-            text=str(self),
+            text=str(replace(self, op=None)),
             args=dict(self.args),
             ranks=self.ranks,
             config=spec.config,
