@@ -38,23 +38,28 @@ class Masters:
             name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in rows
         }
         self._blocks = {
-            name: [torch.nn.Parameter(block) for block in each.split(_BLOCK_ELEMS)]
+            name: [_parameter(name, block) for block in torch.split(each, _BLOCK_ELEMS)]
             for name, each in self.tensors.items()
         }
-        for name, blocks in self._blocks.items():
-            for block in blocks:
-                block.logical_name = name  # type: ignore[attr-defined]
 
     def make_optimizer(self, factory: OptimizerFactory) -> torch.optim.Optimizer:
         """A rank without masters has an empty parameter, for torch knows no optimizer without."""
         blocks = [block for each in self._blocks.values() for block in each]
-        return factory(blocks or [torch.nn.Parameter(torch.empty(0))])
+        return factory(blocks or [_parameter("", torch.empty(0))])
 
     def give(self, gradients: Mapping[str, torch.Tensor], absent: Collection[str]) -> None:
         """Makes views of flat `gradients` those of the parameters; None for tensors of `absent`."""
         for name, blocks in self._blocks.items():
-            for block, gradient in zip(blocks, gradients[name].split(_BLOCK_ELEMS), strict=True):
+            for block, gradient in zip(
+                blocks, torch.split(gradients[name], _BLOCK_ELEMS), strict=True
+            ):
                 block.grad = None if name in absent else gradient
+
+
+def _parameter(name: str, tensor: torch.Tensor) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(tensor)
+    parameter.logical_name = name  # type: ignore[attr-defined]
+    return parameter
 
 
 def prove_element_wise(factory: OptimizerFactory) -> None:
@@ -80,17 +85,17 @@ def _run(
     factory: OptimizerFactory, start: list[torch.Tensor], gradients: list[list[torch.Tensor]]
 ) -> tuple[str, torch.Tensor]:
     """The name of the optimizer, and the parameters after some steps, joined."""
-    parameters = [torch.nn.Parameter(each.clone()) for each in start]
+    parameters = [_parameter("weight", each.clone()) for each in start]
     name = getattr(factory, "__name__", type(factory).__name__)
     try:
         optimizer = factory(parameters)
         name = type(optimizer).__name__
-        places = [parameter.data_ptr() for parameter in parameters]
+        places = [parameter.detach() for parameter in parameters]
         for step in gradients:
             for parameter, gradient in zip(parameters, step, strict=True):
                 parameter.grad = gradient.clone()
             optimizer.step()
-        if places != [parameter.data_ptr() for parameter in parameters]:
+        if any(a.data_ptr() != b.data_ptr() for a, b in zip(places, parameters, strict=True)):
             raise RuntimeError("it gives parameters other memory instead of changing them in place")
     except Exception as error:
         raise UsageError(

@@ -107,7 +107,8 @@ class TwoStep:
         self._train, self._gen = loader.src, loader.dst
         self._take_parameters()
         self._make_pieces(grad_op)
-        self.optimizer = self._masters.make_optimizer(optimizer_factory)
+        with self.comm.between_calls():
+            self.optimizer = self._masters.make_optimizer(optimizer_factory)
 
     def _found_layout(self) -> LayoutLike:
         if is_placed(self._module):

@@ -185,6 +185,26 @@ def test_tensors_of_generation_stay_in_place():
     on_two(main)
 
 
+def test_groups_of_parameters_by_name():
+    """Weight decay for matrices only, also on a rank that owns nothing."""
+
+    def factory(pieces: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        decayed = [each for each in pieces if each.logical_name.endswith("weight")]
+        others = [each for each in pieces if not each.logical_name.endswith("weight")]
+        groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.SGD(groups, lr=0.5)
+
+    def main(comm: Communicator) -> None:
+        net = Net()
+        start = net.inner.weight.detach().clone()
+        two_step = TwoStep(net, factory, "replicated(1)", comm=comm)
+        give(net, 0.0, "inner.weight", "scale")
+        two_step.step()
+        assert net.inner.weight.equal(start * 0.75) and net.scale.item() == 3.5
+
+    on_two(main)
+
+
 def test_one_rank_alone():
     def main(comm: Communicator) -> None:
         net = Net()
