@@ -13,7 +13,6 @@ from ranks import run_ranks
     [
         (2, "vllm(tp=2)", "bfloat16", True),
         (2, "replicated(2)", "float32", False),
-        (3, "vllm(tp=1,dp=3)", "bfloat16", False),
     ],
 )
 def test_a_transformers_model_in_ddp(tmp_path, world, gen, dtype, tie):
