@@ -106,7 +106,8 @@ def run(
     if async_op:
         if comm.worker is None:
             comm.worker = Worker(comm)
-        return comm.worker.submit(function, args)
+        submitted: Work = comm.worker.submit(function, args)
+        return submitted
     if comm.worker is not None:
         comm.worker.drain()
     if not comm.busy.acquire(blocking=False):

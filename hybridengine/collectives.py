@@ -1,9 +1,9 @@
 """Collectives on lists of tensors: all_reduce, reduce_scatter, all_gather, broadcast, barrier.
 
-Every rank of the communicator makes the same calls in the same order. Contributions are combined in
-ascending rank order, 16-bit floating types in float32, and rounded once: the result has the same bits
-on every rank, over every transport, for every bucket size. Arguments that differ between ranks, or are
-wrong on one of them, raise the same UsageError on all of them; nothing has changed and the next call
+Every rank of the communicator makes the same calls in the same order. Contributions are combined
+in ascending rank order, 16-bit floating types in float32, and rounded once: the result has the same
+bits on every rank, over every transport, for every bucket size. Arguments that differ, or that are
+wrong on one rank, raise the same UsageError on all; nothing has changed and the next call
 works.
 """
 
@@ -32,8 +32,8 @@ def all_reduce(
     """Replaces each tensor by the sum, mean, max or min of all ranks', element by element.
 
     Tensors may be of any strides and of float64, float32, float16, bfloat16 or an integer type; a
-    mean of integers is refused. With `async_op` the call returns at once, and the tensors belong to it
-    until wait() of what it returns.
+    mean of integers is refused. With `async_op` the call returns at once, and the tensors belong to
+    it until wait() of what it returns.
     """
     return _call(comm, async_op, "all_reduce", bucket_bytes, _listed(tensors), op)
 
@@ -96,6 +96,9 @@ def ddp_hook(comm: Communicator, bucket: Any) -> Any:
     work = all_reduce(bucket.buffer(), "mean", comm=comm, async_op=True)
     assert work is not None
     return work.get_future(bucket.buffer())
+
+
+ddp_hook.__annotations__ = {}  # torch takes no hook whose annotations are not its own types
 
 
 def _call(

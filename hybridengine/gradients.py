@@ -17,8 +17,8 @@ class GradientReducer:
     """All-reduces `.grad` of `parameters` over the ranks of `comm`, in buckets.
 
     A bucket starts as soon as its last gradient is ready, in the background; buckets start in the
-    same order on every rank, from the last parameters to the first. With `sync_every=k` gradients of
-    k backward passes add up before they are reduced once. After each backward pass call finish().
+    same order on every rank, from the last parameters to the first. With `sync_every=k` gradients
+    of k backward passes add up before they are reduced once. Call finish() after each of them.
 
         reducer = GradientReducer(model.parameters(), comm=comm, sync_every=4)
         loss.backward()

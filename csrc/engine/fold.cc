@@ -265,6 +265,8 @@ void Execution::finish_group(int32_t id) {
     free_slots_.push_back(group.slot);
     ++slots_landed_;
   }
+  for (const int32_t bucket : group.kept)
+    for (const Item& item : bucket_of(bucket).items) copy_within(item);
   if (comm_.transport().caps().pull)
     for (const int32_t bucket : group.outgoing) announce_ready(bucket);
   for (const Message& granted : group.granted)
