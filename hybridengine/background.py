@@ -73,7 +73,7 @@ class Worker:
     """The thread of one communicator."""
 
     def __init__(self, comm: Communicator) -> None:
-        self._queue: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._last: Work | None = None
         self._busy = comm.busy
         self._thread = threading.Thread(
@@ -91,9 +91,12 @@ class Worker:
         if self._last is not None and threading.current_thread() is not self._thread:
             self._last._done.wait()
 
+    def stop(self) -> None:
+        """Ends the thread after all that was submitted."""
+        self._queue.put(None)
+
     def _main(self) -> None:
-        while True:
-            work = self._queue.get()
+        while (work := self._queue.get()) is not None:
             with self._busy:
                 work._perform()
             work._settle()  # whoever waits for it may make the next call at once

@@ -9,7 +9,6 @@ works.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from hybridengine import link_model
@@ -17,7 +16,7 @@ from hybridengine.background import Work, run
 from hybridengine.comm import Communicator, group_communicator
 
 Op = Literal["sum", "mean", "max", "min"]
-Tensors = Any  # one tensor, or a sequence of them
+Tensors = Any  # one tensor, or a list or tuple of them
 BucketBytes = int | Literal["auto"]
 
 
@@ -49,7 +48,8 @@ def reduce_scatter(
 ) -> Work | None:
     """Combines `inputs` of all ranks; each rank keeps its chunk of dim 0.
 
-    inputs[i] has the shape [world * k, ...], outputs[i] [k, ...]: rank r's is rows r*k to (r+1)*k.
+    inputs[i] has the shape [world * k, ...], outputs[i] [k, ...]: rank r's is rows r*k to (r+1)*k,
+    and may lie in its input there.
     """
     return _call(
         comm, async_op, "reduce_scatter", bucket_bytes, _listed(outputs), _listed(inputs), op
@@ -122,4 +122,4 @@ def _of(comm: Communicator) -> Any:
 def _listed(tensors: Tensors) -> list[Any]:
     if isinstance(tensors, list):
         return tensors
-    return list(tensors) if isinstance(tensors, Sequence) else [tensors]
+    return list(tensors) if isinstance(tensors, tuple) else [tensors]

@@ -156,6 +156,8 @@ class Communicator:
     def close(self) -> None:
         """Says goodbye. Later use raises TransportError."""
         _open.discard(self)
+        if self.worker is not None:
+            self.worker.stop()
         self.core.close()
 
     def __repr__(self) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import MemoryStore, run_ranks, run_threads
+from ranks import MemoryStore, Ranks, run_ranks, run_threads
 
 import hybridengine as he
 from hybridengine import Communicator, TimeoutError, TransportError, UsageError
@@ -82,6 +85,9 @@ def cut_and_gather(comm: Communicator, rows: int, dtype: str) -> None:
     chunk = torch.full((rows, 3), -1).to(whole[0].dtype)
     he.reduce_scatter([chunk], [whole[rank]], comm=comm, bucket_bytes=4096)
     assert torch.equal(chunk, expected[rank * rows : (rank + 1) * rows])
+    taken = whole[rank].clone()
+    he.reduce_scatter(taken[rank * rows : (rank + 1) * rows], taken, comm=comm, bucket_bytes=4096)
+    assert torch.equal(taken[rank * rows : (rank + 1) * rows], chunk)
     gathered = torch.zeros_like(expected)
     he.all_gather(gathered, chunk, comm=comm, bucket_bytes=4096)
     assert torch.equal(gathered, expected)
@@ -167,6 +173,8 @@ def disagree(comm: Communicator, size: int) -> list[str]:
         "argument": lambda t: he.all_reduce("no tensor" if odd else t, comm=comm),
         "operation": lambda t: he.all_reduce(t, "avg" if odd else "sum", comm=comm),
         "rows": lambda t: he.reduce_scatter(t[:3], t, comm=comm),
+        "type": lambda t: he.all_reduce(t, 5 if odd else "sum", comm=comm),
+        "bucket": lambda t: he.all_reduce(t, comm=comm, bucket_bytes=-1 if odd else 4096),
         "nobody": lambda t: he.broadcast(t, comm.world, comm=comm),
     }
     for name, call in calls.items():
@@ -193,6 +201,8 @@ def test_ranks_that_disagree_say_so_alike(transport):
         assert by_name["argument"].startswith("rank 2 cannot take part in a collective: ")
         assert "Use sum, mean, min or max" in by_name["operation"]
         assert "does not divide by 3" in by_name["rows"]
+        assert "rank 2" in by_name["type"] and "wrong type" in by_name["type"]
+        assert "bucket_bytes is -1" in by_name["bucket"]
         assert "src is rank 3 of 3" in by_name["nobody"]
 
 
@@ -262,8 +272,11 @@ def test_what_goes_on_meanwhile(transport):
 
 
 def model_and_data(rank: int) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(9, 30), torch.nn.Tanh(), torch.nn.Linear(30, 2))
+    make = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # ranks are threads: not from the generator of the process
+        for each in model.parameters():
+            each.copy_(torch.randn(each.shape, generator=make))
     make = torch.Generator().manual_seed(rank + 1)
     return model, [torch.randn(4, 9, generator=make) for _ in range(4)]
 
@@ -325,3 +338,83 @@ def train_with_ddp(comm: Communicator, path: str) -> list[list[float]]:
 def test_the_hook_of_distributed_data_parallel(tmp_path):
     found = run_ranks(2, train_with_ddp, str(tmp_path / "store"), transport="shm")
     assert found[0] == found[1]
+
+
+def reduce_until_killed(comm: Communicator, size: int) -> tuple[str, str, float]:
+    he.barrier(comm)
+    if comm.rank == 1:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    tensor, began = torch.zeros(size), time.monotonic()
+    try:
+        while True:
+            he.all_reduce(tensor, comm=comm)
+            began = time.monotonic()
+    except TransportError as error:
+        return str(error), f"{comm.dead}", time.monotonic() - began
+
+
+@pytest.mark.parametrize("transport", ["shm", "cma"])
+@pytest.mark.parametrize("size", [2, 300_000])
+def test_a_rank_that_is_killed(size, transport):
+    ranks = Ranks(3, reduce_until_killed, size, transport=transport, timeout=5)
+    first, killed, last = ranks.results(30)
+    assert killed[0] == "died"
+    for kind, seen in (first, last):
+        assert kind == "ok"
+        text, dead, seconds = seen
+        assert "rank 1" in text and dead == "True"
+        assert seconds < 5 + 2
+
+
+def wait_and_be_interrupted(comm: Communicator, folder: str, size: int) -> tuple[str, float]:
+    """Rank 1 comes only when rank 0 has been interrupted."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    he.barrier(comm)
+    if comm.rank == 1:
+        while not (Path(folder) / "interrupted").exists():
+            time.sleep(0.01)
+    else:
+        (Path(folder) / "waiting").touch()
+    try:
+        while True:  # what was there in full before the interrupt is done
+            he.all_reduce(torch.zeros(size), comm=comm)
+    except (KeyboardInterrupt, TransportError) as error:
+        return type(error).__name__, time.monotonic()
+    finally:
+        if comm.rank == 0:
+            (Path(folder) / "interrupted").touch()
+
+
+@pytest.mark.parametrize("size", [2, 300_000])
+def test_an_interrupt_ends_the_wait(size, tmp_path):
+    ranks = Ranks(2, wait_and_be_interrupted, str(tmp_path), size)
+    while not (tmp_path / "waiting").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    pressed = time.monotonic()
+    os.kill(ranks.processes[0].pid, signal.SIGINT)
+    (_, (mine, at)), (_, (other, _)) = ranks.results(30)
+    assert (mine, other) == ("KeyboardInterrupt", "TransportError")
+    assert at - pressed < 1  # 0.2 s on a machine that is not busy
+
+
+def many_calls(comm: Communicator, size: int) -> int:
+    """How much 300 calls add to the memory of the process, in KiB, after the first 30."""
+    tensor = torch.zeros(size)
+    grown = 0
+    for call in range(330):
+        if call == 30:
+            grown = -resident_kib()
+        he.all_reduce(tensor, comm=comm)
+    return grown + resident_kib()
+
+
+def resident_kib() -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in x)
+    return int(line.split()[1])
+
+
+def test_many_calls_leave_nothing_behind():
+    for size in (2, 50_000):
+        for grown in run_ranks(2, many_calls, size, transport="cma"):
+            assert grown < 1024

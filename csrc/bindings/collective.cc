@@ -22,12 +22,16 @@ std::vector<TensorMemory> memory_of(const py::list& tensors, bool written) {
 
 /// What is wrong on one rank is raised on all of them, so nothing is raised here.
 template <class Fill>
-void run(Collectives& collectives, const Communicator& comm, Request request, const Fill& fill) {
+void run(Collectives& collectives, const Communicator& comm, Kind kind, const Fill& fill) {
+  Request request;
+  request.kind = kind;
   try {
     fill(request);
     check_request(request, comm.world());
   } catch (const UsageError& error) {
     request.error = error.what();
+  } catch (const py::cast_error&) {
+    request.error = "an argument has a wrong type.";
   }
   const py::gil_scoped_release release;
   collectives.run(request);
@@ -38,41 +42,44 @@ class BoundCollectives {
  public:
   explicit BoundCollectives(Communicator& comm) : comm_(comm), collectives_(comm) {}
 
-  void all_reduce(const py::list& tensors, const std::string& op, int64_t bucket_bytes) {
-    run(collectives_, comm_, {Kind::kAllReduce, Op::kSum, 0, bucket_bytes, {}, {}, ""},
-        [&](Request& request) {
-          request.op = parse_reduction(op);
-          request.inputs = request.outputs = memory_of(tensors, true);
-        });
+  void all_reduce(const py::list& tensors, const py::object& op, const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kAllReduce, [&](Request& request) {
+      request.op = parse_reduction(op.cast<std::string>());
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = request.outputs = memory_of(tensors, true);
+    });
   }
 
-  void reduce_scatter(const py::list& outputs, const py::list& inputs, const std::string& op,
-                      int64_t bucket_bytes) {
-    run(collectives_, comm_, {Kind::kReduceScatter, Op::kSum, 0, bucket_bytes, {}, {}, ""},
-        [&](Request& request) {
-          request.op = parse_reduction(op);
-          request.inputs = memory_of(inputs, false);
-          request.outputs = memory_of(outputs, true);
-        });
+  void reduce_scatter(const py::list& outputs, const py::list& inputs, const py::object& op,
+                      const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kReduceScatter, [&](Request& request) {
+      request.op = parse_reduction(op.cast<std::string>());
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = memory_of(inputs, false);
+      request.outputs = memory_of(outputs, true);
+    });
   }
 
-  void all_gather(const py::list& outputs, const py::list& inputs, int64_t bucket_bytes) {
-    run(collectives_, comm_, {Kind::kAllGather, Op::kCopy, 0, bucket_bytes, {}, {}, ""},
-        [&](Request& request) {
-          request.inputs = memory_of(inputs, false);
-          request.outputs = memory_of(outputs, true);
-        });
+  void all_gather(const py::list& outputs, const py::list& inputs, const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kAllGather, [&](Request& request) {
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = memory_of(inputs, false);
+      request.outputs = memory_of(outputs, true);
+    });
   }
 
-  void broadcast(const py::list& tensors, Rank src, int64_t bucket_bytes) {
-    run(collectives_, comm_, {Kind::kBroadcast, Op::kCopy, src, bucket_bytes, {}, {}, ""},
-        [&](Request& request) { request.inputs = request.outputs = memory_of(tensors, true); });
+  void broadcast(const py::list& tensors, const py::object& src, const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kBroadcast, [&](Request& request) {
+      request.root = src.cast<Rank>();
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = request.outputs = memory_of(tensors, true);
+    });
   }
 
   void set_auto_bucket_bytes(int64_t bytes) { collectives_.set_auto_bucket_bytes(bytes); }
 
   void barrier() {
-    run(collectives_, comm_, {}, [](Request&) {});
+    run(collectives_, comm_, Kind::kBarrier, [](Request&) {});
   }
 
  private:
