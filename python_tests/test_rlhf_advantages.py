@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import run_threads
 from rlhf_reference import Batch, gae_row, group_advantages, random_batch, whitened
 
-from hybridengine import UsageError
+from hybridengine import Communicator, UsageError, masked_mean_var
 from hybridengine.rlhf.algorithms import (
     Advantages,
     Rollout,
     advantage,
     group_filter,
-    masked_mean_var,
+    mean_and_var,
     overlong_penalty,
+    sum_over,
     token_rewards,
     whiten,
 )
@@ -123,29 +125,6 @@ def test_reinforce_plus_plus_and_remax_against_loops(dtype: torch.dtype) -> None
     _agree(result.advantages, batch, whitened(centred))
 
 
-def _all_ranks(
-    name: str, parts: list[Batch], options: dict[str, Any] | None = None
-) -> list[Advantages]:
-    """What every rank gets, all in one process: a call is repeated until each sum is known."""
-    sums: list[torch.Tensor] = []
-    while True:
-        heard: list[list[torch.Tensor]] = []
-        results = []
-        for part in parts:
-            said: list[torch.Tensor] = []
-
-            def reduce(local: torch.Tensor, said: list[torch.Tensor] = said) -> torch.Tensor:
-                said.append(local.clone())
-                return sums[len(said) - 1] if len(said) <= len(sums) else local
-
-            results.append(advantage.get(name)(_rollout(part), all_reduce=reduce, **options or {}))
-            heard.append(said)
-        assert len({len(said) for said in heard}) == 1  # or ranks would wait for each other
-        if len(sums) == len(heard[0]):
-            return results
-        sums.append(torch.stack([said[len(sums)] for said in heard]).sum(0))
-
-
 @pytest.mark.parametrize("dtype", _RTOL)
 @pytest.mark.parametrize("name", ["gae", "reinforce++", "reinforce++-baseline"])
 def test_whitening_is_global_over_any_number_of_ranks(name: str, dtype: torch.dtype) -> None:
@@ -153,7 +132,12 @@ def test_whitening_is_global_over_any_number_of_ranks(name: str, dtype: torch.dt
     expected = advantage.get(name)(_rollout(random_batch(14))).advantages
     assert expected[whole.mask].std() > 0.5
     for cut in ([[0, 1, 2, 3, 4, 5]], [[0, 1, 2], [3, 4, 5]], [[3, 4, 5], [], [0, 1, 2]]):
-        results = _all_ranks(name, [whole.take(rows) for rows in cut])
+        parts = [_rollout(whole.take(rows)) for rows in cut]
+
+        def of_rank(comm: Communicator, parts: list[Rollout] = parts) -> Advantages:
+            return advantage.get(name)(parts[comm.rank], all_reduce=sum_over(comm))
+
+        results = run_threads(len(cut), of_rank, transport="loopback")
         for rows, result in zip(cut, results, strict=True):
             rtol = _RTOL[dtype]
             torch.testing.assert_close(
@@ -198,10 +182,24 @@ def test_b32_whitening_equal_values_gives_0(name: str) -> None:
     assert (advantage.get(name)(rollout).advantages == 0).all()
 
 
+def test_moments_over_ranks_are_those_of_the_engine() -> None:
+    batch = random_batch(16)
+    parts = [batch.take(rows) for rows in ([0, 5], [1], [], [2, 3, 4])]
+
+    def of_rank(comm: Communicator) -> tuple[list[float], list[float]]:
+        values, mask = parts[comm.rank].tensors["values"], parts[comm.rank].mask
+        ours = mean_and_var(values, mask, all_reduce=sum_over(comm))
+        engine = masked_mean_var(values, mask, comm)
+        return [float(x) for x in ours], [engine.mean, engine.variance, engine.count]
+
+    for ours, engine in run_threads(4, of_rank, transport="loopback"):
+        assert ours == pytest.approx(engine, rel=1e-12)
+
+
 def test_the_variance_survives_a_large_mean() -> None:
     values = torch.tensor([[1e8 + 1, 1e8 + 3, torch.nan]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False]])
-    mean, var, num = masked_mean_var(values, mask)
+    mean, var, num = mean_and_var(values, mask)
     assert (float(mean), float(var), int(num)) == (1e8 + 2, 1.0, 2)
     assert whiten(values, mask)[0].tolist() == pytest.approx([-1, 1, 0])
     small = torch.tensor([[1.0, 1.0 + 2**-23]])  # one step of float32 apart: a real difference

@@ -4,18 +4,19 @@ import math
 
 import pytest
 import torch
+from ranks import run_threads
 from rlhf_reference import random_batch
 
-from hybridengine import UsageError
+from hybridengine import Communicator, UsageError
 from hybridengine.rlhf.algorithms import (
     entropy,
     kl_controller,
     kl_estimator,
-    masked_mean_var,
     nucleus,
     over_kl_limit,
     policy_loss,
     rollout_correction,
+    sum_over,
     token_log_probs,
     with_unbiased_gradient,
 )
@@ -141,16 +142,15 @@ def test_the_expected_gradient_is_that_of_the_kl_where_it_should_be() -> None:
     assert (_expected_gradient(logits, "k3", logits) - exact).abs().max() > 0.01
 
 
-def test_b15_every_rank_decides_from_the_reduced_kl() -> None:
-    kl = [torch.tensor([[0.5]]), torch.tensor([[0.2]])]
-    total = torch.tensor([0.7, 2.0], dtype=torch.float64)
-    squares = torch.tensor([0.045, 0.0], dtype=torch.float64)
-    for mine in kl:
-        sums = iter([total, squares])
-        assert over_kl_limit(mine, _ONE, limit=0.3, all_reduce=lambda local, s=sums: next(s))
-    assert [over_kl_limit(each, _ONE, limit=0.3) for each in kl] == [True, False]
-    assert float(masked_mean_var(torch.cat(kl), _ONE.expand(2, 1)).mean) == pytest.approx(0.35)
-    assert over_kl_limit(torch.tensor([[math.nan]]), _ONE, limit=0.3)
+@pytest.mark.parametrize(("limit", "decision"), [(0.3, True), (0.35, False), (0.4, False)])
+def test_b15_every_rank_decides_from_the_reduced_kl(limit: float, decision: bool) -> None:
+    kl = [torch.tensor([[0.5]], dtype=torch.float64), torch.tensor([[0.2]], dtype=torch.float64)]
+
+    def of_rank(comm: Communicator) -> bool:
+        return over_kl_limit(kl[comm.rank], _ONE, limit=limit, all_reduce=sum_over(comm))
+
+    assert run_threads(2, of_rank, transport="loopback") == [decision] * 2
+    assert over_kl_limit(torch.tensor([[math.nan]]), _ONE, limit=limit)
 
 
 @pytest.mark.parametrize("dtype", _RTOL)

@@ -172,7 +172,7 @@ def test_b29_the_mean_is_over_the_tokens_of_all_micro_batches_and_ranks() -> Non
 def test_global_counts_add_up_over_ranks_and_rows_of_padding_do_not_count() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False]])
     assert global_counts(mask) == Counts(tokens=2, sequences=1)
-    reduce_over_three = global_counts([mask, mask[:1]], all_reduce=lambda local: local * 3)
+    reduce_over_three = global_counts([mask, mask[:1]], all_reduce=lambda sums: sums * 3)
     assert reduce_over_three == Counts(tokens=12, sequences=6)
     assert global_counts([]) == Counts(tokens=0, sequences=0)
 

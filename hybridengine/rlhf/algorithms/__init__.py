@@ -11,7 +11,7 @@ from hybridengine.rlhf.algorithms.controllers import KLController, kl_controller
 from hybridengine.rlhf.algorithms.groups import group_filter
 from hybridengine.rlhf.algorithms.kl import kl_estimator, over_kl_limit, with_unbiased_gradient
 from hybridengine.rlhf.algorithms.logits import entropy, nucleus, token_log_probs
-from hybridengine.rlhf.algorithms.moments import AllReduce, Moments, masked_mean_var, whiten
+from hybridengine.rlhf.algorithms.moments import AllReduce, Moments, mean_and_var, sum_over, whiten
 from hybridengine.rlhf.algorithms.policy_losses import PolicyTerms, policy_loss
 from hybridengine.rlhf.algorithms.ratios import rollout_correction
 from hybridengine.rlhf.algorithms.registry import Registry
@@ -35,12 +35,13 @@ __all__ = [
     "group_filter",
     "kl_controller",
     "kl_estimator",
-    "masked_mean_var",
+    "mean_and_var",
     "nucleus",
     "over_kl_limit",
     "overlong_penalty",
     "policy_loss",
     "rollout_correction",
+    "sum_over",
     "token_log_probs",
     "token_rewards",
     "value_loss",

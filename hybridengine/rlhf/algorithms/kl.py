@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes
-from hybridengine.rlhf.algorithms.moments import AllReduce, masked_mean_var
+from hybridengine.rlhf.algorithms.moments import AllReduce, mean_and_var
 from hybridengine.rlhf.algorithms.ratios import log_ratio
 from hybridengine.rlhf.algorithms.registry import Registry
 
@@ -79,4 +79,4 @@ def over_kl_limit(
     Collective if `all_reduce` is given.
     """
     check_number("limit", limit, 0.0, above=True)
-    return not float(masked_mean_var(kl, mask, all_reduce=all_reduce).mean) <= limit
+    return not float(mean_and_var(kl, mask, all_reduce=all_reduce).mean) <= limit

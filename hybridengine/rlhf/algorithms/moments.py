@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 import torch
 
+from hybridengine import collectives
+from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, widen
 
-# Takes a small float64 tensor, returns its sum over all ranks. None stands for one rank.
+# Takes a small float64 tensor, returns its sum over all ranks; may write it into what it takes.
+# None stands for a rank that is alone.
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 # A spread below this share of the mean is what rounding in float64 leaves of equal values. The
@@ -29,12 +32,22 @@ class Moments(NamedTuple):
     num: torch.Tensor
 
 
+def sum_over(comm: Communicator | None = None) -> AllReduce:
+    """The AllReduce of the ranks of `comm`; None: of torch's default process group."""
+
+    def all_reduce(values: torch.Tensor) -> torch.Tensor:
+        collectives.all_reduce(values, "sum", comm=comm)
+        return values
+
+    return all_reduce
+
+
 def reduced(values: torch.Tensor, all_reduce: AllReduce | None) -> torch.Tensor:
     """The sum of `values` over all ranks."""
     return values if all_reduce is None else all_reduce(values)
 
 
-def masked_mean_var(
+def mean_and_var(
     values: torch.Tensor, mask: torch.Tensor, *, all_reduce: AllReduce | None = None
 ) -> Moments:
     """Moments of `values` [B, T] where `mask` is true, over all ranks.
@@ -61,10 +74,10 @@ def whiten(
     """(values - mean) / sqrt(var + eps) over the trainable tokens of all ranks; without gradient.
 
     [B, T] in, [B, T] out, 0 behind the mask and everywhere if all values are equal. Collective like
-    `masked_mean_var`.
+    `mean_and_var`.
     """
     check_number("eps", eps, 0.0, above=True)
-    mean, var, _ = masked_mean_var(values, mask, all_reduce=all_reduce)
+    mean, var, _ = mean_and_var(values, mask, all_reduce=all_reduce)
     differ = var > (mean * _ROUNDING).square()
     white = (values.detach().double() - mean) / (var + eps).sqrt()
     return torch.where(mask & differ, white, 0).to(widen(values).dtype)
