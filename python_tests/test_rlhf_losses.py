@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+from ranks import run_threads
 from rlhf_reference import Batch, aggregated, policy_row, policy_slopes, random_batch
 
-from hybridengine import UsageError
+from hybridengine import Communicator, UsageError
 from hybridengine.rlhf.algorithms import (
     Counts,
     aggregation,
     global_counts,
     kl_estimator,
     policy_loss,
+    sum_over,
     value_loss,
     with_unbiased_gradient,
 )
@@ -70,6 +72,30 @@ def test_any_cut_of_the_batch_gives_the_same_loss_and_gradient(
             loss += partial
         assert loss == pytest.approx(expected, rel=_RTOL[dtype])
         torch.testing.assert_close(joined, gradient, rtol=_RTOL[dtype], atol=_RTOL[dtype] / 100)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("mode", aggregation.names())
+def test_any_number_of_ranks_gives_the_same_loss_and_gradient(mode: str, num_ranks: int) -> None:
+    whole = random_batch(7, num_rows=7)
+    expected, gradient = _loss_and_gradient("policy:clip", mode, whole, global_counts(whole.mask))
+
+    def of_rank(comm: Communicator, size: int) -> tuple[float, torch.Tensor]:
+        rows = list(range(7))[comm.rank :: num_ranks]
+        cut = [rows[start : start + size] for start in range(0, len(rows), size)]
+        parts = [whole.take(each) for each in cut]
+        counts = global_counts([part.mask for part in parts], all_reduce=sum_over(comm))
+        loss, joined = 0.0, torch.zeros_like(gradient)
+        for each, part in zip(cut, parts, strict=True):
+            partial, joined[each] = _loss_and_gradient("policy:clip", mode, part, counts)
+            loss += partial
+        return loss, joined
+
+    for size in (1, 2, 7):
+        results = run_threads(num_ranks, of_rank, size, transport="loopback")
+        assert sum(loss for loss, _ in results) == pytest.approx(expected, rel=1e-6)
+        joined = torch.stack([each for _, each in results]).sum(0)
+        torch.testing.assert_close(joined, gradient, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", _RTOL)
@@ -145,6 +171,17 @@ def test_the_ratio_is_exactly_1_with_equal_log_probs(name: str, dtype: torch.dty
     )
 
 
+@pytest.mark.parametrize("kind", _LOSSES)
+def test_only_what_is_trained_has_a_gradient(kind: str) -> None:
+    batch = random_batch(6)
+    trained = "values" if kind.startswith("value") else "log_probs"
+    for tensor in batch.tensors.values():
+        tensor.requires_grad_()
+    _losses(kind, batch, batch.tensors[trained])[batch.mask].sum().backward()
+    touched = [name for name, tensor in batch.tensors.items() if tensor.grad is not None]
+    assert touched == [trained]
+
+
 def test_dual_clip_bounds_the_loss_of_an_unlikely_bad_token() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     new = torch.tensor([[2.0, 2.0, 1000.0]], requires_grad=True)
@@ -169,11 +206,10 @@ def test_b29_the_mean_is_over_the_tokens_of_all_micro_batches_and_ranks() -> Non
     assert update(parts) == pytest.approx(0.16, rel=1e-6)
 
 
-def test_global_counts_add_up_over_ranks_and_rows_of_padding_do_not_count() -> None:
+def test_rows_of_padding_do_not_count() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False]])
     assert global_counts(mask) == Counts(tokens=2, sequences=1)
-    reduce_over_three = global_counts([mask, mask[:1]], all_reduce=lambda sums: sums * 3)
-    assert reduce_over_three == Counts(tokens=12, sequences=6)
+    assert global_counts([mask, mask[:1]]) == Counts(tokens=4, sequences=2)
     assert global_counts([]) == Counts(tokens=0, sequences=0)
 
 

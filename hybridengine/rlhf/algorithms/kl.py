@@ -42,7 +42,7 @@ def k3(
     """
     check_number("cap", cap, 0.0, above=True)
     x = -log_ratio(log_probs, ref_log_probs, mask)  # bounded before the exponential
-    estimate = (x.expm1() - x).clamp(min=0)  # rounding may leave less than 0
+    estimate = (x.expm1() - x).clamp(min=0)  # an expm1 off by one rounding
     return torch.where(x > 0, estimate.clamp(max=cap), estimate)
 
 

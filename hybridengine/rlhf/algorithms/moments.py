@@ -59,9 +59,8 @@ def mean_and_var(
     total, count = reduced(torch.stack([wide.sum(), mask.sum().double()]), all_reduce)
     mean = total / count.clamp(min=1)
     distance = torch.where(mask, wide - mean, 0)
-    squares, rest = reduced(torch.stack([distance.square().sum(), distance.sum()]), all_reduce)
-    mean_square = (squares - rest.square() / count.clamp(min=1)) / count.clamp(min=1)
-    return Moments(mean, mean_square.clamp(min=0), count)
+    squares = reduced(distance.square().sum()[None], all_reduce)[0]
+    return Moments(mean, squares / count.clamp(min=1), count)
 
 
 def whiten(
