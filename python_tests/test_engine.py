@@ -15,6 +15,8 @@ from ranks import run_ranks, run_threads, thread_outcomes
 from hybridengine import Communicator, Layout, Resharder, UsageError, _core, plan, reshard
 from hybridengine.spec import Spec
 
+pytestmark = pytest.mark.threads
+
 NEEDED_BYTES = 10 << 30  # free memory for a tensor of two GiB at both ends, and its neighbours
 TWO_GIB = 1 << 31
 

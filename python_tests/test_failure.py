@@ -17,6 +17,8 @@ from ranks import Ranks, run_ranks
 
 from hybridengine import _core
 
+pytestmark = pytest.mark.threads
+
 DEADLINE_S = 5.0  # of the communicators in fail_midway
 
 

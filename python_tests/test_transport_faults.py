@@ -17,6 +17,8 @@ from transport_world import Ranks, run_ranks
 
 from hybridengine import _core
 
+pytestmark = pytest.mark.threads
+
 PROCESS_ROWS = {r["name"]: r for r in _core.transports() if r["caps"]["processes"]}
 
 
