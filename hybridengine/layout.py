@@ -179,6 +179,14 @@ class Layout:
         """The ranks that take part, ascending; a rank may hold nothing."""
         return self.core.ranks
 
+    def partial(self, op: str) -> Layout:
+        """This layout with pieces that are contributions: equal boxes on several ranks are no
+        replicas but belong together by `op` (sum, mean, min or max). A source only.
+
+        Throws UsageError on an element type that `op` cannot combine.
+        """
+        return Layout(self.core.partial(op), self.spec)
+
     def locals(self, rank: int) -> list[tuple[str, tuple[int, ...], str]]:
         """(name, shape, dtype) of the tensors that `rank` stores."""
         return self.core.locals(rank)

@@ -12,6 +12,9 @@ from hybridengine import _core
 DTYPES = list(_core.dtype_table())
 
 
+VERSIONS = {"spec": 1, "layout": 2, "plan": 1, "schedule": 2}
+
+
 @dataclass(frozen=True)
 class Local:
     rank: int
@@ -62,6 +65,7 @@ class Bucket:
     step: int
     direct: int
     round: int
+    group: int
     num_bytes: int
     items: tuple[Item, ...]
 
@@ -75,6 +79,7 @@ class Spec:
 @dataclass(frozen=True)
 class Layout:
     text: str
+    op: int
     spec: Spec
     ranks: list[int]
     names: list[str]
@@ -101,7 +106,7 @@ class Reader:
         assert blob[-8:] == digest(blob[:-8])
         self._left = memoryview(blob)[:-8]
         assert self.text() == f"hybridengine.{magic}"
-        assert self.get("I") == 1
+        assert self.get("I") == VERSIONS[magic]
 
     def get(self, code: str):
         size = struct.calcsize("<" + code)
@@ -149,7 +154,7 @@ def box(start: tuple[int, ...], size: tuple[int, ...]) -> bytes:
 
 
 def close(magic: str, *parts: bytes) -> bytes:
-    body = text(f"hybridengine.{magic}") + pack("I", 1) + b"".join(parts)
+    body = text(f"hybridengine.{magic}") + pack("I", VERSIONS[magic]) + b"".join(parts)
     return body + digest(body)
 
 
@@ -175,7 +180,7 @@ def write_spec(spec: Spec) -> bytes:
 
 def read_layout(blob: bytes) -> Layout:
     reader = Reader(blob, "layout")
-    title, spec = reader.text(), read_spec(reader.raw())
+    title, op, spec = reader.text(), reader.get("B"), read_spec(reader.raw())
     ranks = list(reader.many("i", reader.get("Q")))
     names = [reader.text() for _ in range(reader.get("Q"))]
     locals_ = []
@@ -189,7 +194,7 @@ def read_layout(blob: bytes) -> Layout:
         offset = reader.get("q")
         pieces.append(Piece(tensor, local, rank, start, size, offset, reader.many("q", ndim)))
     reader.finish()
-    return Layout(title, spec, ranks, names, locals_, pieces)
+    return Layout(title, op, spec, ranks, names, locals_, pieces)
 
 
 def write_layout(layout: Layout) -> bytes:
@@ -209,6 +214,7 @@ def write_layout(layout: Layout) -> bytes:
     return close(
         "layout",
         text(layout.text),
+        pack("B", layout.op),
         raw(write_spec(layout.spec)),
         pack(f"Q{len(layout.ranks)}i", len(layout.ranks), *layout.ranks),
         pack("Q", len(layout.names)),
@@ -266,7 +272,7 @@ def read_schedule(blob: bytes) -> Schedule:
     plan, bucket_bytes = read_plan(reader.raw()), reader.get("q")
     buckets = []
     for _ in range(reader.get("Q")):
-        head = [reader.get(code) for code in "iiBBiq"]
+        head = [reader.get(code) for code in "iiBBiiq"]
         items = []
         for _ in range(reader.get("Q")):
             move, offset = reader.get("i"), reader.get("q")
@@ -281,9 +287,9 @@ def write_schedule(schedule: Schedule) -> bytes:
     rows = []
     for each in schedule.buckets:
         rows.append(
-            pack("iiBBiq", each.src, each.dst, each.step, each.direct, each.round, each.num_bytes)
+            pack("iiBB", each.src, each.dst, each.step, each.direct)
+            + pack("iiqQ", each.round, each.group, each.num_bytes, len(each.items))
         )
-        rows.append(pack("Q", len(each.items)))
         rows += [pack("iq", i.move, i.offset) + box(i.start, i.size) for i in each.items]
     return close(
         "schedule",

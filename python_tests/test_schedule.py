@@ -84,7 +84,7 @@ def test_alignment_is_no_payload():
         resharder = Resharder(full if comm.rank == 0 else None, "hf", "hf@1", comm=comm)
         resharder.run()
         report = resharder.report
-        pairs = [row["sent_bytes"] + row["received_bytes"] for row in report.pairs]
+        pairs = [received + sent for _, received, sent in report.pairs]
         gaps = resharder.schedule.buckets[0]["num_bytes"] - 19
         return gaps, report.sent_bytes, report.received_bytes, report.bound_bytes, *pairs
 

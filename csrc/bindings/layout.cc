@@ -202,6 +202,13 @@ void bind_layout(py::module_& module) {
            "By hand: locals are (rank, name, shape, dtype), pieces are (tensor, rank, local name, "
            "box "
            "start, box size, offset, strides), in elements.")
+      .def(
+          "partial",
+          [](const Layout& layout, const std::string& op) {
+            return std::const_pointer_cast<Layout>(layout.partial(parse_reduction(op)));
+          },
+          py::arg("op"), "This layout with pieces that are contributions: sum, mean, min or max.")
+      .def_property_readonly("op", [](const Layout& layout) { return op_name(layout.op()); })
       .def_property_readonly("text", &Layout::text)
       .def_property_readonly(
           "spec",

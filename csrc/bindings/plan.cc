@@ -35,6 +35,8 @@ py::dict to_dict(const Plan& plan, const Move& move) {
   result["dst"] = move.dst;
   result["start"] = to_tuple(move.box.ndim, move.box.start);
   result["size"] = to_tuple(move.box.ndim, move.box.size);
+  result["op"] = op_name(move.op);
+  result["step"] = int{move.step};
   result["num_bytes"] = move.num_bytes();
   return result;
 }
@@ -51,6 +53,7 @@ void bind_plan(py::module_& module) {
       .def("__str__", &Certificate::to_string);
   py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan", "Every move from one layout to another.")
       .def_property_readonly("certificate", &Plan::certificate)
+      .def_property_readonly("reduces", &Plan::reduces)
       .def_property_readonly("num_moves", [](const Plan& plan) { return plan.moves().size(); })
       .def_property_readonly("moves",
                              [](const Plan& plan) {

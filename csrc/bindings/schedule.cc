@@ -27,6 +27,7 @@ py::dict to_dict(const Bucket& bucket) {
   result["dst"] = bucket.dst;
   result["step"] = bucket.step;
   result["round"] = bucket.round;
+  result["group"] = bucket.group;
   result["direct"] = bucket.direct;
   result["num_bytes"] = bucket.num_bytes;
   result["items"] = items;
@@ -37,6 +38,7 @@ py::dict to_dict(const Bucket& bucket) {
 std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> pairs_of(const Schedule& schedule) {
   std::map<std::pair<Rank, Rank>, std::pair<int64_t, int64_t>> pairs;
   for (const Bucket& bucket : schedule.buckets()) {
+    if (bucket.local()) continue;
     auto& [num_bytes, num_buckets] = pairs[{bucket.src, bucket.dst}];
     num_bytes += bucket.num_bytes;
     ++num_buckets;

@@ -21,15 +21,6 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-/// An item inside of a bucket: contiguous, in the type that travels.
-StridedEnd bucket_end(const Move& move, const Item& item, std::byte* bucket) {
-  Shape shape;
-  shape.ndim = item.box.ndim;
-  shape.size = item.box.size;
-  return {bucket + item.offset_bytes, shape.contiguous_strides(),
-          wire_dtype(move.src_dtype, move.dst_dtype)};
-}
-
 /// What the certificate counts: without the gaps that align items of different widths.
 int64_t payload_bytes(const Plan& plan, const Bucket& bucket) {
   int64_t bytes = 0;
@@ -43,8 +34,19 @@ uint64_t digest_of_bytes(const std::byte* data, int64_t bytes) {
 
 }  // namespace
 
+/// An item inside of a bucket: contiguous, in the type that travels.
+StridedEnd bucket_end(const Move& move, const Item& item, std::byte* bucket) {
+  Shape shape;
+  shape.ndim = item.box.ndim;
+  shape.size = item.box.size;
+  return {bucket + item.offset_bytes, shape.contiguous_strides(), move.wire()};
+}
+
 StridedEnd Execution::source_end(const Item& item) const {
   const Move& move = move_of(item);
+  if (move.step == 1)
+    return resolve(targets_[schedule_->plan().src_local(move) - dst_begin_].memory,
+                   schedule_->plan().src_place(move, item.box), item.box);
   return resolve(src_[schedule_->plan().src_local(move) - src_begin_],
                  schedule_->plan().src_place(move, item.box), item.box);
 }
@@ -74,7 +76,7 @@ void Execution::note_received(int32_t id, Rank peer) {
   int64_t bytes = 0;
   for (const Item& item : bucket_of(id).items) {
     const int64_t part = item_bytes(move_of(item), item);
-    targets_[local_of(move_of(item))].missing_bytes -= part;
+    if (!move_of(item).reduces()) targets_[local_of(move_of(item))].missing_bytes -= part;
     bytes += part;
   }
   incoming_[id].open = false;

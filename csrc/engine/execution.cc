@@ -35,7 +35,11 @@ Execution::Execution(Communicator& comm, SchedulePtr schedule, SourceTables& tab
         str_cat(src_.size(), " given, ", end - begin, " on rank ", rank_, " of ", layout.text()),
         "");
   for (int32_t i = begin; i < end; ++i) check_memory(layout, layout.locals()[i], src_[i - begin]);
+  if (schedule_->plan().reduces() && streaming())
+    throw UsageError("a partial layout cannot be streamed", layout.text(),
+                     "Reduce into tensors of your own: leave the stream, or the partial layout.");
   take_memory(std::move(dst), aliased);
+  count_groups();
   count_buckets();
 }
 
@@ -64,26 +68,54 @@ void Execution::count_buckets() {
   outgoing_open_.assign(schedule_->buckets().size(), false);
   for (const int32_t id : schedule_->outgoing(rank_)) outgoing_open_[id] = true;
   int64_t largest = 0;
+  for (const SlotUser& user : slot_users_) {
+    const auto others = static_cast<int64_t>(groups_.at(user.group).missing);
+    largest = std::max(largest, others * contribution_pitch(user.group));
+  }
   for (const int32_t id : schedule_->incoming(rank_)) {
     const Bucket& bucket = bucket_of(id);
     Incoming& incoming = incoming_[id];
     incoming.open = true;
+    if (const Group* group = group_of(bucket)) {
+      incoming.way = group->way;
+      continue;
+    }
     if (segment_ && bucket.direct)
       incoming.way = Way::kDirect;
     else if (may_pull(bucket))
       incoming.way = Way::kPull;
     if (incoming.way == Way::kSlot) {
-      slot_buckets_.push_back(id);
+      slot_users_.push_back({.bucket = id});
       largest = std::max(largest, bucket.num_bytes);
     }
     for (const Item& item : bucket.items)
       targets_[local_of(move_of(item))].missing_bytes += item_bytes(move_of(item), item);
   }
-  make_slots(std::min<size_t>(kSlots, slot_buckets_.size()), largest);
+  make_slots(std::min<size_t>(kSlots, slot_users_.size()), largest);
+}
+
+/// Groups take slots before anything else does: see the top of execution.h.
+void Execution::count_groups() {
+  for (const int32_t id : schedule_->groups_of(rank_)) {
+    Group& group = groups_[id];
+    group.way = Way::kPull;
+    for (const int32_t bucket : schedule_->groups()[id]) {
+      if (bucket_of(bucket).local()) continue;
+      ++group.missing;
+      if (options_.verify || !may_pull(bucket_of(bucket))) group.way = Way::kSlot;
+    }
+    if (group.missing == 0)
+      folds_.push_back(id);
+    else if (group.way == Way::kSlot)
+      slot_users_.push_back({.group = id});
+  }
+  for (const int32_t id : schedule_->outgoing(rank_))
+    if (bucket_of(id).step == 1) groups_.at(bucket_of(id).group).outgoing.push_back(id);
 }
 
 bool Execution::may_pull(const Bucket& bucket) const {
-  return comm_.transport().caps().pull && !streaming() && bucket.direct &&
+  const bool as_it_lies = bucket.direct || bucket.group >= 0;
+  return comm_.transport().caps().pull && !streaming() && as_it_lies &&
          std::ranges::find(options_.readable, bucket.src) != options_.readable.end() &&
          comm_.transport().peer_memory()->readable(bucket.src) && pulls_well(bucket);
 }
@@ -137,16 +169,22 @@ void Execution::grant_directly() {
 
 /// Says of every bucket that may be read that it may; the destination may still grant another way.
 void Execution::announce_ready() {
-  tables_.set_own(src_);
-  for (const int32_t id : schedule_->outgoing(rank_)) {
-    const Bucket& bucket = bucket_of(id);
-    if (!bucket.direct) continue;
-    if (const Blob* news = tables_.news_for(bucket.dst)) send_addresses(bucket.dst, *news);
-    Message ready = message(MessageKind::kReady, id);
-    ready.offset = tables_.digest();
-    if (options_.verify) ready.value = digest_of_source(bucket, nullptr);
-    comm_.send(bucket.dst, ready);
-  }
+  std::vector<TensorMemory> readable = src_;
+  if (schedule_->plan().reduces())
+    for (const Target& target : targets_) readable.push_back(target.memory);
+  tables_.set_own(readable);
+  for (const int32_t id : schedule_->outgoing(rank_))
+    if (bucket_of(id).step == 0) announce_ready(id);
+}
+
+void Execution::announce_ready(int32_t id) {
+  const Bucket& bucket = bucket_of(id);
+  if (!bucket.direct && bucket.group < 0) return;
+  if (const Blob* news = tables_.news_for(bucket.dst)) send_addresses(bucket.dst, *news);
+  Message ready = message(MessageKind::kReady, id);
+  ready.offset = tables_.digest();
+  if (options_.verify && bucket.direct) ready.value = digest_of_source(bucket, nullptr);
+  comm_.send(bucket.dst, ready);
 }
 
 void Execution::send_addresses(Rank peer, const Blob& table) {
@@ -163,7 +201,7 @@ Event Execution::advance() {
   for (;;) {
     if (auto event = hand_over()) return *event;
     if (auto event = grant_slots()) return *event;
-    if (handle_arrivals() || pull_next() || run_local_move()) continue;
+    if (handle_arrivals() || fold_next() || pull_next() || run_local_move()) continue;
     if (done()) {
       if (auto event = open_up_to(static_cast<int32_t>(targets_.size()) - 1)) return *event;
       if (next_local_ < targets_.size()) continue;
@@ -201,94 +239,39 @@ int32_t Execution::last_local(const Bucket& bucket) const {
 }
 
 std::optional<Event> Execution::grant_slots() {
-  while (next_slot_bucket_ < slot_buckets_.size() && !free_slots_.empty()) {
-    const int32_t id = slot_buckets_[next_slot_bucket_];
-    const int32_t last = streaming() ? last_local(bucket_of(id)) : 0;
+  while (next_slot_user_ < slot_users_.size() && !free_slots_.empty()) {
+    const SlotUser& user = slot_users_[next_slot_user_];
+    const int32_t last = streaming() ? last_local(bucket_of(user.bucket)) : 0;
     // Too much is open: what has been granted, and what comes from this rank, goes first.
     const bool full = streaming() && open_bytes_ >= options_.open_bytes;
     const bool busy =
-        next_slot_bucket_ > slots_landed_ || static_cast<int32_t>(next_local_) < next_open_;
+        next_slot_user_ > slots_landed_ || static_cast<int32_t>(next_local_) < next_open_;
     if (full && busy && last >= next_open_) return std::nullopt;
     if (auto event = open_up_to(last)) return event;
-    Incoming& incoming = incoming_[id];
-    incoming.slot = free_slots_.back();
-    incoming.granted = true;
-    free_slots_.pop_back();
-    Message granted = message(MessageKind::kGranted, id);
-    granted.offset = slot_offset_[incoming.slot];
-    comm_.send(bucket_of(id).src, granted);
-    ++next_slot_bucket_;
+    grant_slot(user);
+    ++next_slot_user_;
   }
   return std::nullopt;
 }
 
-bool Execution::handle_arrivals() {
-  arrivals_.clear();
-  comm_.drain(arrivals_);
-  for (const Arrival& arrival : arrivals_) {
-    if (arrival.message.plan != options_.plan)
-      throw TransportError("two ranks run different plans",
-                           str_cat("rank ", rank_, " and rank ", arrival.peer, ", digests ",
-                                   options_.plan, " and ", arrival.message.plan),
-                           "Every rank must call the same resharder, in the same order.");
-    if (!take(arrival.message, arrival.peer))
-      throw TransportError(
-          "a peer sent a message that fits no bucket",
-          str_cat("rank ", arrival.peer, ", kind ", static_cast<int>(arrival.message.kind),
-                  ", bucket ", arrival.message.bucket),
-          "Do all ranks run the same version?");
-    comm_.made_progress();
+void Execution::grant_slot(const SlotUser& user) {
+  const int32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  size_t offset = slot_offset_[slot];
+  const auto grant = [&](int32_t id) {
+    incoming_[id].slot = slot;
+    incoming_[id].granted = true;
+    Message granted = message(MessageKind::kGranted, id);
+    granted.offset = offset;
+    comm_.send(bucket_of(id).src, granted);
+  };
+  if (user.group < 0) return grant(user.bucket);
+  groups_.at(user.group).slot = slot;
+  for (const int32_t id : schedule_->groups()[user.group]) {
+    if (bucket_of(id).local()) continue;
+    grant(id);
+    offset += static_cast<size_t>(contribution_pitch(user.group));
   }
-  return !arrivals_.empty();
-}
-
-/// False where the message is not one that this peer may send now.
-bool Execution::take(const Message& message, Rank peer) {
-  if (message.bucket >= schedule_->buckets().size()) return false;
-  const auto id = static_cast<int32_t>(message.bucket);
-  const Bucket& bucket = bucket_of(id);
-  Incoming& incoming = incoming_[id];
-  switch (message.kind) {
-    case MessageKind::kAddresses:
-      tables_.add_part(schedule_->plan().src(), peer, message.text, message.offset, message.value);
-      return true;
-    case MessageKind::kReady:
-      if (bucket.src != peer || bucket.dst != rank_ || !tables_.knows(peer, message.offset))
-        return false;
-      if (incoming.way != Way::kPull) return true;
-      if (!incoming.granted) pulls_.push_back(message);
-      incoming.granted = true;
-      return true;
-    case MessageKind::kGranted:
-      if (!outgoing_open_[id] || bucket.dst != peer) return false;
-      send_bucket(message, peer);
-      return true;
-    case MessageKind::kLanded:
-      if (!incoming.open || !incoming.granted || incoming.way == Way::kPull || bucket.src != peer)
-        return false;
-      receive_bucket(message, peer);
-      return true;
-    case MessageKind::kReleased:
-      if (!outgoing_open_[id] || bucket.dst != peer) return false;
-      note_sent(id, peer);
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool Execution::pull_next() {
-  if (pulls_.empty()) return false;
-  const Message ready = pulls_.front();
-  pulls_.pop_front();
-  const auto id = static_cast<int32_t>(ready.bucket);
-  const Bucket& bucket = bucket_of(id);
-  pull(bucket);
-  if (options_.verify) compare_digests(ready, bucket, nullptr);
-  note_received(id, bucket.src);
-  comm_.send(bucket.src, message(MessageKind::kReleased, id));
-  comm_.made_progress();
-  return true;
 }
 
 /// True when it did something, be it only to find a tensor without local moves.
@@ -310,7 +293,8 @@ bool Execution::run_local_move() {
 }
 
 bool Execution::done() const {
-  return landed_ == schedule_->incoming(rank_).size() && sent_ == schedule_->outgoing(rank_).size();
+  return landed_ == schedule_->incoming(rank_).size() &&
+         sent_ == schedule_->outgoing(rank_).size() && folded_ == groups_.size();
 }
 
 void Execution::wait_for_peers() {

@@ -9,6 +9,11 @@
 //           source writes there. One copy, made by the source.
 //   pull    the source has said that the bucket is ready where it lies; the destination reads it
 //           into its places and releases it. One copy, made by the destination.
+// Contributions to what this rank owns (see schedule.h) come by slot or are pulled; when all of a
+// group are there it is folded in rank order, and only then do the buckets of step 1 that carry its
+// result start. Slots go to groups before they go to results of others: a rank whose slots all wait
+// for results could never let the contributions in that others wait for.
+//
 // Nothing here blocks but Communicator::wait, and only when there is nothing to do, so ranks cannot
 // wait in a ring.
 //
@@ -56,6 +61,8 @@ struct RunOptions {
   int64_t open_bytes = 0;
 };
 
+StridedEnd bucket_end(const Move& move, const Item& item, std::byte* bucket);
+
 class Execution {
  public:
   /// `src` and `dst` are this rank's local tensors in layout order; when streaming, `dst` is empty.
@@ -81,6 +88,18 @@ class Execution {
     bool granted = false;  // or, when pulling, ready
     int32_t slot = -1;
   };
+  struct Group {  // of those that this rank combines
+    Way way = Way::kSlot;
+    size_t missing = 0;  // contributions of others that are not here, or not ready
+    int32_t slot = -1;
+    std::vector<int32_t> outgoing;  // buckets of step 1 that carry its result
+    std::vector<Message> granted;   // of those, that came before the result was there
+    bool folded = false;
+  };
+  struct SlotUser {  // one bucket, or all contributions to a group
+    int32_t bucket = -1;
+    int32_t group = -1;
+  };
   struct Target {  // a destination tensor
     TensorMemory memory;
     bool aliased = false;
@@ -88,16 +107,19 @@ class Execution {
     std::vector<int32_t> local_moves;
   };
 
-  // execution.cc: the order of things
+  // execution.cc: the order of things; arrivals.cc: what peers say
   void take_memory(std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased);
   void count_buckets();
+  void count_groups();
   bool may_pull(const Bucket& bucket) const;
   void make_slots(size_t count, int64_t largest_bytes);
   void start();
   void grant_directly();
   void announce_ready();
+  void announce_ready(int32_t id);
   void send_addresses(Rank peer, const Blob& table);
   std::optional<Event> grant_slots();
+  void grant_slot(const SlotUser& user);
   std::optional<Event> hand_over();
   std::optional<Event> open_up_to(int32_t local);
   bool handle_arrivals();
@@ -127,8 +149,23 @@ class Execution {
   StridedEnd target_end(const Item& item) const;
   PairBytes& pair(Rank peer);
 
+  // fold.cc: what comes together from several ranks
+  struct Part;
+  struct FoldSources;
+  FoldSources sources_of(int32_t id) const;
+  Group* group_of(const Bucket& bucket);
+  void receive_contribution(const Message& landed, Rank peer);
+  void contribution_arrived(int32_t id);
+  bool fold_next();
+  void fold(int32_t id);
+  std::vector<Part> parts_of(int32_t id) const;
+  std::byte* contribution_base(int32_t id) const;
+  void finish_group(int32_t id);
+  int64_t contribution_pitch(int32_t id) const;
+
   // pull.cc
   bool pulls_well(const Bucket& bucket) const;
+  StridedEnd remote_end(const Item& item) const;
   void pull(const Bucket& bucket);
 
   const Bucket& bucket_of(int32_t id) const { return schedule_->buckets()[id]; }
@@ -145,10 +182,13 @@ class Execution {
   SegmentPtr segment_;  // that holds all targets, or null
   bool started_ = false;
 
-  std::vector<Incoming> incoming_;     // by bucket id
-  std::vector<bool> outgoing_open_;    // by bucket id: not sent yet
-  std::vector<int32_t> slot_buckets_;  // ids that go by slot, in round order
-  size_t next_slot_bucket_ = 0, slots_landed_ = 0;
+  std::vector<Incoming> incoming_;    // by bucket id
+  std::vector<bool> outgoing_open_;   // by bucket id: not sent yet
+  std::map<int32_t, Group> groups_;   // by id
+  std::deque<int32_t> folds_;         // groups that are complete, not folded yet
+  size_t folded_ = 0;                 // groups
+  std::vector<SlotUser> slot_users_;  // in the order in which they get slots
+  size_t next_slot_user_ = 0, slots_landed_ = 0;
   std::vector<std::byte*> slots_;  // base addresses
   std::vector<size_t> slot_offset_;
   std::vector<int32_t> free_slots_;

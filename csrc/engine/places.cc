@@ -10,18 +10,22 @@ int64_t num_bytes(const Shape& shape, Dtype dtype) {
   return shape.num_elems() * static_cast<int64_t>(dtype_bytes(dtype));
 }
 
-std::vector<TensorMemory> decode_table(const Layout& layout, Rank peer, const Blob& blob) {
-  const auto [begin, end] = layout.locals_of(peer);
+TensorMemory decode_memory(const LocalTensor& local, BlobReader& reader) {
+  TensorMemory memory{
+      reinterpret_cast<std::byte*>(reader.get<uint64_t>()), local.shape, {}, local.dtype};
+  for (int dim = 0; dim < local.shape.ndim; ++dim) memory.strides[dim] = reader.get<int64_t>();
+  return memory;
+}
+
+std::vector<TensorMemory> decode_table(std::span<const Layout* const> layouts, Rank peer,
+                                       const Blob& blob) {
   std::vector<TensorMemory> tensors;
-  tensors.reserve(end - begin);
   try {
     BlobReader reader(blob);
-    for (int32_t i = begin; i < end; ++i) {
-      const LocalTensor& local = layout.locals()[i];
-      TensorMemory memory{
-          reinterpret_cast<std::byte*>(reader.get<uint64_t>()), local.shape, {}, local.dtype};
-      for (int dim = 0; dim < local.shape.ndim; ++dim) memory.strides[dim] = reader.get<int64_t>();
-      tensors.push_back(memory);
+    for (const Layout* layout : layouts) {
+      const auto [begin, end] = layout->locals_of(peer);
+      for (int32_t i = begin; i < end; ++i)
+        tensors.push_back(decode_memory(layout->locals()[i], reader));
     }
     reader.finish();
   } catch (const UsageError& error) {
@@ -81,8 +85,8 @@ bool SourceTables::knows(Rank peer, uint64_t digest) const {
   return found != theirs_.end() && found->second.digest == digest;
 }
 
-void SourceTables::add_part(const Layout& layout, Rank peer, std::string_view part, uint64_t offset,
-                            uint64_t total_bytes) {
+void SourceTables::add_part(std::span<const Layout* const> layouts, Rank peer,
+                            std::string_view part, uint64_t offset, uint64_t total_bytes) {
   Theirs& theirs = theirs_[peer];
   if (offset == 0) theirs.arriving.clear();
   if (offset != theirs.arriving.size() || offset + part.size() > total_bytes)
@@ -90,7 +94,7 @@ void SourceTables::add_part(const Layout& layout, Rank peer, std::string_view pa
   theirs.arriving.append(part);
   if (theirs.arriving.size() < total_bytes) return;
   theirs.digest = digest_of(theirs.arriving);
-  theirs.tensors = decode_table(layout, peer, theirs.arriving);
+  theirs.tensors = decode_table(layouts, peer, theirs.arriving);
   theirs.arriving = {};
 }
 

@@ -1,9 +1,10 @@
 // Where the payload of a run lies, at this rank and at its peers.
 //
 // A *source table* holds the addresses of a rank's source tensors, so that a receiver can read them
-// where they lie. It is sent to a peer when it is not what that peer was told last. Destination
-// tensors that lie in one published segment, packed in layout order, need no table: their places
-// follow from the layout. Kept by a caller from run to run. Called by engine/execution.
+// where they lie; where step 1 of a plan reads results, those of its destination tensors follow. It
+// is sent to a peer when it is not what that peer was told last. Destination tensors that lie in
+// one published segment, packed in layout order, need no table: their places follow from the
+// layout. Kept by a caller from run to run. Called by engine/execution.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +39,9 @@ class SourceTables {
 
   bool knows(Rank peer, uint64_t digest) const;
   /// Takes the next part of a peer's table, which has `total_bytes`. Throws TransportError where
-  /// the parts do not fit together, or are no table of the peer's tensors in `layout`.
-  void add_part(const Layout& layout, Rank peer, std::string_view part, uint64_t offset,
-                uint64_t total_bytes);
+  /// the parts do not fit together, or are no table of the peer's tensors in `layouts`.
+  void add_part(std::span<const Layout* const> layouts, Rank peer, std::string_view part,
+                uint64_t offset, uint64_t total_bytes);
   const TensorMemory& of_peer(Rank peer, int32_t local) const {
     return theirs_.at(peer).tensors[local];
   }

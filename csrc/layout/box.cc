@@ -97,6 +97,18 @@ void subtract(const Box& whole, const Box& hole, std::vector<Box>& rest) {
   }
 }
 
+void subtract_from(std::vector<Box>& boxes, const Box& hole) {
+  std::vector<Box> rest;
+  for (const Box& box : boxes) {
+    const Box common = intersect(box, hole);
+    if (common.empty())
+      rest.push_back(box);
+    else
+      subtract(box, common, rest);
+  }
+  boxes.swap(rest);
+}
+
 void split_row_major(const Box& box, int64_t elems, std::vector<Box>& head,
                      std::vector<Box>& tail) {
   // Rows of the current dim that fit whole go to the head; the row that is cut becomes the box of

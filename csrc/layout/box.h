@@ -60,6 +60,9 @@ Box intersect(const Box& a, const Box& b);
 /// starts per dim: at most 2 * ndim of them. `hole` must lie within `whole` and be non-empty.
 void subtract(const Box& whole, const Box& hole, std::vector<Box>& rest);
 
+/// Takes `hole` out of disjoint boxes.
+void subtract_from(std::vector<Box>& boxes, const Box& hole);
+
 /// Cuts `box` in row-major order so that the first part has exactly `elems` elements: the first
 /// part is appended to `head`, what is left to `tail`, each as at most 2 * ndim - 1 boxes in
 /// row-major order. Needs 0 < elems < box.num_elems().

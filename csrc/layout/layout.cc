@@ -122,6 +122,14 @@ void Layout::find_kinds() {
   }
 }
 
+std::shared_ptr<const Layout> Layout::partial(Op op) const {
+  for (const TensorInfo& info : spec_->tensors()) check_reducible(op, info.dtype);
+  auto result = std::make_shared<Layout>(*this);
+  result->op_ = op;
+  result->text_ = str_cat("partial(", op_name(op), ", ", text_, ")");
+  return result;
+}
+
 bool Layout::has_rank(Rank rank) const {
   return std::binary_search(ranks_.begin(), ranks_.end(), rank);
 }
@@ -162,7 +170,7 @@ std::string Layout::to_string(Rank rank) const {
 }
 
 bool Layout::operator==(const Layout& other) const {
-  return *spec_ == *other.spec_ && ranks_ == other.ranks_ && names_ == other.names_ &&
+  return op_ == other.op_ && *spec_ == *other.spec_ && ranks_ == other.ranks_ && names_ == other.names_ &&
          locals_ == other.locals_ && pieces_ == other.pieces_;
 }
 

@@ -1,6 +1,9 @@
 // Layout: who holds what. For every rank its local tensors, and for every local tensor the pieces
 // of logical tensors in it, each with its exact place.
 //
+// Equal boxes on several ranks are replicas; in a *partial* layout they are contributions, which
+// belong together by an op (Partial(sum) of torch.distributed.tensor).
+//
 // Made by bind() from a rule and a spec, by hand from tensors and pieces, or by load(). It does not
 // know memory addresses. The planner sees only pieces.
 #pragma once
@@ -14,6 +17,7 @@
 
 #include "base/blob.h"
 #include "layout/box.h"
+#include "layout/op.h"
 #include "layout/rule.h"
 #include "layout/spec.h"
 
@@ -48,6 +52,12 @@ class Layout {
   /// ranks or more than kMaxRanks, or a box outside of its tensor; the rest is for check().
   Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks, std::vector<std::string> names,
          std::vector<LocalTensor> locals, std::vector<Piece> pieces);
+
+  /// This layout with pieces that are contributions. Throws UsageError where an element type cannot
+  /// be combined so.
+  std::shared_ptr<const Layout> partial(Op op) const;
+  /// What combines the pieces; kCopy: each of them is the value.
+  Op op() const { return op_; }
 
   const std::string& text() const { return text_; }
   const Spec& spec() const { return *spec_; }
@@ -89,6 +99,7 @@ class Layout {
   void find_kinds();
 
   std::string text_;
+  Op op_ = Op::kCopy;
   SpecPtr spec_;
   std::vector<Rank> ranks_;
   std::vector<std::string> names_;

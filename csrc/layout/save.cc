@@ -7,7 +7,7 @@ namespace hybridengine {
 namespace {
 
 constexpr char kMagic[] = "hybridengine.layout";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kLocalBytes = 4 + 4 + 1 + 4;      // of a 0-dim local tensor
 constexpr size_t kPieceBytes = 4 + 4 + 4 + 4 + 8;  // of a 0-dim piece
 
@@ -58,6 +58,7 @@ Piece get_piece(BlobReader& reader) {
 Blob Layout::save() const {
   BlobWriter writer(kMagic, kVersion);
   writer.put_text(text_);
+  writer.put(op_);
   writer.put_bytes(spec_->save());
   writer.put_all(std::span<const Rank>(ranks_));
   writer.put<uint64_t>(names_.size());
@@ -89,6 +90,8 @@ uint64_t Layout::digest() const { return digest_of(save()); }
 Layout Layout::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
   std::string text = reader.get_text();
+  const auto op = reader.get<uint8_t>();
+  if (op >= kNumOps) throw UsageError("saved bytes hold a layout of an unknown op", "", "");
   auto spec = std::make_shared<const Spec>(Spec::load(reader.get_bytes()));
   std::vector<Rank> ranks = reader.get_all<Rank>();
   const auto num_names = reader.get<uint64_t>();
@@ -106,6 +109,8 @@ Layout Layout::load(std::string_view blob) {
   reader.finish();
   Layout layout(std::move(text), std::move(spec), std::move(ranks), std::move(names),
                 std::move(locals), std::move(pieces));
+  layout.op_ = static_cast<Op>(op);
+  for (const TensorInfo& info : layout.spec().tensors()) check_reducible(layout.op_, info.dtype);
   layout.check();
   return layout;
 }

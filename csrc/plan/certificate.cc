@@ -97,20 +97,10 @@ int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& b
                                           [&](const Piece& piece) { return piece.rank < rank; });
   const auto end = std::partition_point(begin, pieces.end(),
                                         [&](const Piece& piece) { return piece.rank == rank; });
-  std::vector<Box> missing{box}, next;
-  int64_t held = 0;
-  for (auto piece = begin; piece != end; ++piece) {
-    next.clear();
-    for (const Box& part : missing) {
-      const Box common = intersect(part, piece->box);
-      held += common.num_elems();
-      if (common.empty())
-        next.push_back(part);
-      else
-        subtract(part, common, next);
-    }
-    missing.swap(next);
-  }
+  std::vector<Box> missing{box};
+  for (auto piece = begin; piece != end; ++piece) subtract_from(missing, piece->box);
+  int64_t held = box.num_elems();
+  for (const Box& part : missing) held -= part.num_elems();
   return held;
 }
 
@@ -136,6 +126,7 @@ Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move
       certificate.senders.push_back(piece.rank);
   }
   for (RankBytes& row : certificate.ranks) row.bound_bytes = row.needed_bytes - row.held_bytes;
+  if (src.op() != Op::kCopy) bound_reducing(src, dst, moves, pairing, certificate.ranks);
   for (const Move& move : moves) {
     if (move.local()) continue;
     const int64_t bytes = move.num_bytes();
@@ -143,6 +134,10 @@ Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move
     rows.of(move.src).sent_bytes += bytes;
   }
   std::vector<Rank>& senders = certificate.senders;
+  if (src.op() != Op::kCopy)
+    for (const Move& move : moves)
+      if (move.step == 1 && (senders.empty() || senders.back() != move.src))
+        senders.push_back(move.src);
   std::sort(senders.begin(), senders.end());
   senders.erase(std::unique(senders.begin(), senders.end()), senders.end());
   return certificate;

@@ -26,7 +26,7 @@ void check_ends(const Plan& plan, const Move& move) {
   ensure(!move.box.empty(), "a move is empty", [&] { return describe(plan, move); });
   ensure(move.src_dtype == src_info.dtype && move.dst_dtype == info.dtype,
          "a move has another element type than its ends", [&] { return describe(plan, move); });
-  ensure(move.step == 0, "a move is in a step that no plan has yet",
+  ensure(move.step == 0 && move.op == Op::kCopy, "a plan without contributions reduces",
          [&] { return describe(plan, move); });
 }
 
@@ -52,6 +52,7 @@ void check_piece(const Plan& plan, const Piece& piece, std::span<const Move* con
 }  // namespace
 
 void Plan::check() const {
+  if (reduces()) return check_reducing_plan(*this);
   std::vector<const Move*> by_piece;
   by_piece.reserve(moves_.size());
   for (const Move& move : moves_) {

@@ -9,7 +9,7 @@
 namespace hybridengine {
 
 int64_t Move::num_bytes() const {
-  return box.num_elems() * static_cast<int64_t>(dtype_bytes(wire_dtype(src_dtype, dst_dtype)));
+  return box.num_elems() * static_cast<int64_t>(dtype_bytes(wire()));
 }
 
 Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves)
@@ -25,7 +25,7 @@ Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves, const Pairing&
       certificate_(certify(*src_, *dst_, moves_, pairing)) {}
 
 Place Plan::src_place(const Move& move, const Box& box) const {
-  const Piece& piece = src_->pieces()[move.src_piece];
+  const Piece& piece = src_pieces(move)[move.src_piece];
   return place_within(piece.place, piece.box, box);
 }
 
@@ -78,9 +78,12 @@ Move get_move(BlobReader& reader) {
   Move move;
   for (int32_t* number : {&move.tensor, &move.src_piece, &move.dst_piece, &move.src, &move.dst})
     *number = reader.get<int32_t>();
-  if (reader.get<uint8_t>() != 0 || reader.get<uint8_t>() != 0)
+  const auto op = reader.get<uint8_t>();
+  if (op >= kNumOps || reader.get<uint8_t>() != 0)
     throw UsageError("saved bytes hold a move with an unknown op or codec", "", "");
+  move.op = static_cast<Op>(op);
   move.step = reader.get<uint8_t>();
+  if (move.step > 1) throw UsageError("saved bytes hold a move of a step that no plan has", "", "");
   move.src_dtype = reader.get_dtype();
   move.dst_dtype = reader.get_dtype();
   move.box.ndim = reader.get<int32_t>();
@@ -101,10 +104,11 @@ void check_move_indices(const Layout& src, const Layout& dst, const Move& move) 
   const auto fits = [](int32_t index, size_t count) {
     return index >= 0 && index < static_cast<int64_t>(count);
   };
-  if (!fits(move.tensor, dst.spec().tensors().size()) ||
-      !fits(move.src_piece, src.pieces().size()) || !fits(move.dst_piece, dst.pieces().size()))
+  const std::vector<Piece>& src_pieces = move.step == 0 ? src.pieces() : dst.pieces();
+  if (!fits(move.tensor, dst.spec().tensors().size()) || !fits(move.src_piece, src_pieces.size()) ||
+      !fits(move.dst_piece, dst.pieces().size()))
     throw UsageError("saved bytes hold a move of a piece that is not there", "", "");
-  if (!src.pieces()[move.src_piece].box.contains(move.box) ||
+  if (!src_pieces[move.src_piece].box.contains(move.box) ||
       !dst.pieces()[move.dst_piece].box.contains(move.box))
     throw UsageError("saved bytes hold a move outside of its pieces", move.box.to_string(), "");
 }

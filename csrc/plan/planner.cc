@@ -14,9 +14,11 @@
 #include <numeric>
 #include <tuple>
 
+#include "base/error.h"
 #include "base/huge_pages.h"
 #include "plan/pattern.h"
 #include "plan/plan.h"
+#include "plan/quota.h"
 
 namespace hybridengine {
 namespace {
@@ -109,7 +111,7 @@ class Planner {
     int64_t total = 0;
     for (const Demand& demand : demands)
       total += part_of(demand).box.num_elems() * pattern_of(demand.tensor).elem_bytes;
-    std::vector<int64_t> quota = quotas(holders, total);
+    std::vector<int64_t> quota = level_quotas(load_, holders, total);
     size_t holder = 0;
     std::vector<Box> todo, head;  // in reverse order
     for (const Demand& demand : demands) {
@@ -148,26 +150,6 @@ class Planner {
 
   const Part& part_of(const Demand& demand) const {
     return pattern_of(demand.tensor).parts[demand.part];
-  }
-
-  /// Bytes that each holder sends of `total`, so that the least loaded fill up to one level.
-  std::vector<int64_t> quotas(const std::vector<Rank>& holders, int64_t total) const {
-    std::vector<size_t> order(holders.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return load_[holders[a]] < load_[holders[b]]; });
-    int64_t sum = total, level = 0;
-    size_t filled = 0;
-    for (; filled < order.size(); ++filled) {
-      const int64_t load = load_[holders[order[filled]]];
-      if (filled > 0 && load >= level) break;
-      sum += load;
-      level = (sum + static_cast<int64_t>(filled)) / static_cast<int64_t>(filled + 1);
-    }
-    std::vector<int64_t> quota(holders.size(), 0);
-    for (size_t i = 0; i < filled; ++i)
-      quota[order[i]] = std::max<int64_t>(0, level - load_[holders[order[i]]]);
-    return quota;
   }
 
   void write_moves() {
@@ -258,6 +240,11 @@ class Planner {
 
 }  // namespace
 
-PlanPtr make_plan(const LayoutPtr& src, const LayoutPtr& dst) { return Planner(src, dst).run(); }
+PlanPtr make_plan(const LayoutPtr& src, const LayoutPtr& dst) {
+  if (dst->op() != Op::kCopy)
+    throw UsageError("a destination cannot be partial", dst->text(),
+                     "Reduce into a layout whose pieces are values.");
+  return src->op() == Op::kCopy ? Planner(src, dst).run() : make_reducing_plan(src, dst);
+}
 
 }  // namespace hybridengine

@@ -1,6 +1,6 @@
 // Cutting and fusing moves into buckets.
 //
-// Vocabulary: each ordered pair of ranks has at most one *open* bucket per step; moves are appended
+// Vocabulary: each ordered pair of ranks has at most one *open* bucket; moves are appended
 // in plan order and cut where the bucket is full. With `in_order` a bucket also ends where its
 // *window* does, so that nothing of a later window arrives in it: a window is a stretch of at most
 // bucket_bytes of what one destination rank receives, in plan order, and belongs to one tensor or
@@ -18,7 +18,7 @@
 namespace hybridengine {
 namespace {
 
-/// Moves come ordered by step and destination, so the state is that of one destination.
+/// Moves come ordered by destination, so the state is that of one destination.
 class Fuser {
  public:
   Fuser(const Plan& plan, int64_t bucket_bytes, bool in_order)
@@ -33,8 +33,7 @@ class Fuser {
   std::vector<Bucket> run() {
     const std::vector<Move>& moves = plan_.moves();
     for (int32_t i = 0; i < static_cast<int32_t>(moves.size()); ++i) {
-      if (i == 0 || moves[i].step != moves[i - 1].step || moves[i].dst != moves[i - 1].dst)
-        begin_destination();
+      if (i == 0 || moves[i].dst != moves[i - 1].dst) begin_destination();
       if (!moves[i].local()) add_move(i);
     }
     begin_destination();
@@ -71,8 +70,8 @@ class Fuser {
     int64_t joining = 0;  // with the tensors between, which wait for their turn too
     for (int32_t i = last_local_ < 0 ? local : last_local_ + 1; i <= local; ++i)
       joining += local_bytes(i);
-    const bool crowded = joining > 0 && window_tensor_bytes_ > 0 &&
-                         window_tensor_bytes_ + joining > bucket_bytes_;
+    const bool crowded =
+        joining > 0 && window_tensor_bytes_ > 0 && window_tensor_bytes_ + joining > bucket_bytes_;
     last_local_ = local;
     window_tensor_bytes_ += joining;
     if (!crowded && in_window_bytes_ + elem_bytes <= bucket_bytes_) return;
@@ -84,8 +83,7 @@ class Fuser {
 
   void add_move(int32_t index) {
     const Move& move = plan_.moves()[index];
-    const auto elem_bytes =
-        static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+    const auto elem_bytes = static_cast<int64_t>(dtype_bytes(move.wire()));
     Open& open = open_[index_[move.src]];
     int64_t offset = 0;
     int64_t room = room_for(move, elem_bytes, open, offset);
@@ -128,7 +126,7 @@ class Fuser {
     open.turn = follows ? open.turn + 1 : first_turn_;
     next_turn_ = std::max(next_turn_, open.turn + 1);
     close(open);
-    Bucket bucket{.src = move.src, .dst = move.dst, .step = move.step, .direct = true, .items = {}};
+    Bucket bucket{.src = move.src, .dst = move.dst, .direct = true, .items = {}};
     const int32_t distance = (index_[move.dst] - index_[move.src] + num_ranks_) % num_ranks_;
     if (__builtin_mul_overflow(open.turn, num_ranks_, &bucket.round) ||
         __builtin_add_overflow(bucket.round, distance, &bucket.round))
@@ -153,8 +151,7 @@ class Fuser {
     const int64_t bytes = box.num_elems() * elem_bytes;
     open.items.push_back({index, offset, box});
     bucket.num_bytes = offset + bytes;
-    bucket.direct = bucket.direct && move.op == Op::kCopy && move.codec == Codec::kNone &&
-                    move.src_dtype == move.dst_dtype;
+    bucket.direct = bucket.direct && move.codec == Codec::kNone && move.src_dtype == move.dst_dtype;
     if (in_order_) in_window_bytes_ += bytes;
   }
 
@@ -177,8 +174,7 @@ class Fuser {
 int64_t widest_elem(const Plan& plan) {
   int64_t widest = 1;
   for (const Move& move : plan.moves())
-    widest = std::max(
-        widest, static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype))));
+    widest = std::max(widest, static_cast<int64_t>(dtype_bytes(move.wire())));
   return widest;
 }
 
@@ -191,7 +187,8 @@ SchedulePtr make_schedule(const PlanPtr& plan, int64_t bucket_bytes, bool in_ord
         "a bucket cannot hold one element",
         str_cat("bucket_bytes is ", bucket_bytes, ", the widest element has ", widest, " bytes"),
         str_cat("Use a positive size; the default is ", kDefaultBucketBytes, "."));
-  std::vector<Bucket> buckets = Fuser(*plan, bucket_bytes, in_order).run();
+  std::vector<Bucket> buckets = plan->reduces() ? fuse_reducing(*plan, bucket_bytes)
+                                                : Fuser(*plan, bucket_bytes, in_order).run();
   return std::make_shared<const Schedule>(plan, bucket_bytes, std::move(buckets));
 }
 

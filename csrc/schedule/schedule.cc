@@ -9,9 +9,9 @@ namespace hybridengine {
 namespace {
 
 constexpr char kMagic[] = "hybridengine.schedule";
-constexpr uint32_t kVersion = 1;
-constexpr size_t kBucketBytes = 4 + 4 + 1 + 1 + 4 + 8 + 8;  // without items
-constexpr size_t kItemBytes = 4 + 8;                        // of 0 dims
+constexpr uint32_t kVersion = 2;
+constexpr size_t kBucketBytes = 4 + 4 + 1 + 1 + 4 + 4 + 8 + 8;  // without items
+constexpr size_t kItemBytes = 4 + 8;                            // of 0 dims
 
 const std::vector<int32_t> kNothing;
 
@@ -31,14 +31,29 @@ Schedule::Schedule(PlanPtr plan, int64_t bucket_bytes, std::vector<Bucket> bucke
     return std::pair(buckets_[a].step, buckets_[a].round) <
            std::pair(buckets_[b].step, buckets_[b].round);
   });
-  for (const int32_t bucket : order) {
-    incoming_[buckets_[bucket].dst].push_back(bucket);
-    outgoing_[buckets_[bucket].src].push_back(bucket);
+  for (const int32_t id : order) {
+    const Bucket& bucket = buckets_[id];
+    if (bucket.step == 0 && bucket.group >= 0) add_to_group(id);
+    if (bucket.local()) continue;
+    incoming_[bucket.dst].push_back(id);
+    outgoing_[bucket.src].push_back(id);
   }
+  for (std::vector<int32_t>& group : groups_)
+    std::sort(group.begin(), group.end(),
+              [&](int32_t a, int32_t b) { return buckets_[a].src < buckets_[b].src; });
   for (size_t i = 0; i < plan_->moves().size(); ++i)
-    if (plan_->moves()[i].local()) local_[plan_->moves()[i].dst].push_back(static_cast<int32_t>(i));
+    if (plan_->moves()[i].local() && !plan_->moves()[i].reduces())
+      local_[plan_->moves()[i].dst].push_back(static_cast<int32_t>(i));
 }
 
+void Schedule::add_to_group(int32_t id) {
+  const Bucket& bucket = buckets_[id];
+  if (bucket.group >= static_cast<int32_t>(groups_.size())) groups_.resize(bucket.group + 1);
+  if (groups_[bucket.group].empty()) groups_of_[bucket.dst].push_back(bucket.group);
+  groups_[bucket.group].push_back(id);
+}
+
+const std::vector<int32_t>& Schedule::groups_of(Rank rank) const { return row(groups_of_, rank); }
 const std::vector<int32_t>& Schedule::incoming(Rank rank) const { return row(incoming_, rank); }
 const std::vector<int32_t>& Schedule::outgoing(Rank rank) const { return row(outgoing_, rank); }
 const std::vector<int32_t>& Schedule::local_moves(Rank rank) const { return row(local_, rank); }
@@ -68,6 +83,7 @@ void Schedule::put_buckets(BlobWriter& writer) const {
     writer.put(bucket.step);
     writer.put<uint8_t>(bucket.direct);
     writer.put(bucket.round);
+    writer.put(bucket.group);
     writer.put(bucket.num_bytes);
     writer.put<uint64_t>(bucket.items.size());
     for (const Item& item : bucket.items) {
@@ -115,10 +131,9 @@ Item get_item(BlobReader& reader, const Plan& plan, const Bucket& bucket) {
       throw UsageError("saved bytes hold a bucket item outside of its move",
                        str_cat("move ", item.move), "");
   }
-  const auto elem_bytes =
-      static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+  const auto elem_bytes = static_cast<int64_t>(dtype_bytes(move.wire()));
   const int64_t bytes = item.box.num_elems() * elem_bytes;
-  if (move.src != bucket.src || move.dst != bucket.dst || move.local() || item.offset_bytes < 0 ||
+  if (move.src != bucket.src || move.dst != bucket.dst || item.offset_bytes < 0 ||
       item.offset_bytes > bucket.num_bytes - bytes || item.offset_bytes % elem_bytes != 0)
     throw UsageError("saved bytes hold an item that does not fit its bucket",
                      str_cat("move ", item.move), "");
@@ -143,6 +158,10 @@ SchedulePtr Schedule::load(std::string_view blob) {
     bucket.step = reader.get<uint8_t>();
     bucket.direct = reader.get<uint8_t>() != 0;
     bucket.round = reader.get<int32_t>();
+    bucket.group = reader.get<int32_t>();
+    if (bucket.group < -1 || bucket.group >= static_cast<int64_t>(num_buckets))
+      throw UsageError("saved bytes hold a bucket of an impossible group", str_cat(bucket.group),
+                       "");
     bucket.num_bytes = reader.get<int64_t>();
     const auto num_items = reader.get<uint64_t>();
     reader.check_count(num_items, kItemBytes);

@@ -3,6 +3,11 @@
 // Vocabulary: an *item* is a part of one move at an offset in its bucket. A *bucket* holds items
 // between one ordered pair of ranks in one step, at most bucket_bytes of them. Tensors are cut
 // wherever a bucket is full, so the largest tensor never sets memory. Local moves are in no bucket.
+//
+// What is combined travels in *groups*: a group is a stretch of what one owner combines, with one
+// bucket per contributor, also from the owner itself, and equal parts at equal offsets in all of
+// them. Buckets of step 1 carry what came out of one group, so each of them waits for that group
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +33,7 @@ struct Item {
 
 /// Bytes of an item on the wire.
 inline int64_t item_bytes(const Move& move, const Item& item) {
-  return item.box.num_elems() *
-         static_cast<int64_t>(dtype_bytes(wire_dtype(move.src_dtype, move.dst_dtype)));
+  return item.box.num_elems() * static_cast<int64_t>(dtype_bytes(move.wire()));
 }
 
 struct Bucket {
@@ -38,9 +42,11 @@ struct Bucket {
   uint8_t step = 0;
   /// Every item is a plain copy of equal dtypes, so a transport may write the final places.
   bool direct = false;
-  int32_t round = 0;  // position in the order of both ends
+  int32_t round = 0;   // position in the order of both ends
+  int32_t group = -1;  // that it belongs to in step 0, that it waits for in step 1; -1: none
   int64_t num_bytes = 0;
   std::vector<Item> items;
+  bool local() const { return src == dst; }
   bool operator==(const Bucket& other) const = default;
 };
 
@@ -55,7 +61,11 @@ class Schedule {
   /// Bucket ids in round order.
   const std::vector<int32_t>& incoming(Rank rank) const;
   const std::vector<int32_t>& outgoing(Rank rank) const;
-  /// Indices into plan().moves() of the local moves of a rank.
+  /// Ids of the buckets of each group, ascending by source rank.
+  const std::vector<std::vector<int32_t>>& groups() const { return groups_; }
+  /// The groups that a rank combines, in round order.
+  const std::vector<int32_t>& groups_of(Rank rank) const;
+  /// Indices into plan().moves() of the local moves of a rank that are copies.
   const std::vector<int32_t>& local_moves(Rank rank) const;
 
   /// Proves that every element that travels is in the buckets exactly once, within their size, at
@@ -70,14 +80,19 @@ class Schedule {
 
  private:
   void put_buckets(BlobWriter& writer) const;
+  void add_to_group(int32_t id);
 
   PlanPtr plan_;
   int64_t bucket_bytes_;
   std::vector<Bucket> buckets_;
-  std::unordered_map<Rank, std::vector<int32_t>> incoming_, outgoing_, local_;
+  std::unordered_map<Rank, std::vector<int32_t>> incoming_, outgoing_, local_, groups_of_;
+  std::vector<std::vector<int32_t>> groups_;
 };
 
 using SchedulePtr = std::shared_ptr<const Schedule>;
+
+/// Buckets of a plan that reduces, in groups that fit into one bucket together.
+std::vector<Bucket> fuse_reducing(const Plan& plan, int64_t bucket_bytes);
 
 /// Cuts and fuses. `in_order` bounds how far a destination is filled ahead: buckets never reach
 /// over a window of bucket_bytes of the destination rank's need, so tensors finish in plan order
