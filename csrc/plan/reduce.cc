@@ -203,7 +203,7 @@ class ReducingPlanner {
     for (int32_t i = 0; i < static_cast<int32_t>(moves_.size()); ++i)
       order.emplace_back(key(moves_[i]), i);
     std::sort(order.begin(), order.end());
-    std::vector<Move> ordered;
+    Table<Move> ordered;
     ordered.reserve(moves_.size());
     for (const auto& [unused, index] : order) ordered.push_back(moves_[index]);
     moves_.swap(ordered);
@@ -213,7 +213,7 @@ class ReducingPlanner {
   Pairing pairing_;
   std::vector<int64_t> load_;  // bytes owned so far, by rank
   std::vector<Share> shares_;
-  std::vector<Move> moves_;
+  Table<Move> moves_;
 };
 
 }  // namespace
