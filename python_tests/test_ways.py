@@ -16,8 +16,6 @@ from ranks import run_ranks
 import hybridengine
 from hybridengine import Layout, Resharder, Spec, _core
 
-pytestmark = pytest.mark.threads
-
 # Long stretches (read where they lie) and short ones (never read).
 SHAPES = {"long": (256, 512), "uneven": (7, 4099), "short": (64, 5), "one": (1,), "none": (0, 3)}
 
