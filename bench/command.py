@@ -8,9 +8,26 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
-from hybridengine._bench import compare, harness, pack, planner, reshard, results, send_recv, table
+from hybridengine._bench import (
+    all_gather,
+    all_reduce,
+    compare,
+    harness,
+    masked_all_reduce,
+    pack,
+    planner,
+    plot,
+    reduce_scatter,
+    reshard,
+    results,
+    scaling,
+    send_recv,
+    table,
+    two_step,
+)
 from hybridengine._bench.flags import AVERAGES, Options, parse
 from hybridengine._bench.record import Bench
 from hybridengine._bench.world import World, run_on_ranks, under_torchrun
@@ -19,10 +36,20 @@ from hybridengine._core import UsageError
 WRONG = 1
 
 BENCHES: dict[str, Bench] = {
-    bench.name: bench for bench in (reshard.BENCH, send_recv.BENCH, pack.BENCH)
+    bench.name: bench
+    for bench in (
+        reshard.BENCH,
+        send_recv.BENCH,
+        all_reduce.BENCH,
+        reduce_scatter.BENCH,
+        all_gather.BENCH,
+        masked_all_reduce.BENCH,
+        two_step.BENCH,
+        pack.BENCH,
+    )
 }
 # What is no job of ranks: own flags, own table.
-_COMMANDS: dict[str, Any] = {"planner": planner, "compare": compare}
+_COMMANDS: dict[str, Any] = {"scaling": scaling, "planner": planner, "compare": compare}
 
 
 def main(arguments: list[str]) -> int:
@@ -44,6 +71,7 @@ def main(arguments: list[str]) -> int:
 def run_bench(bench: Bench, options: Options, arguments: list[str]) -> int:
     """Runs one benchmark on its ranks and prints as rows arrive."""
     results.check_path(options.json_path)
+    bench, picture = _swept(bench, options)
     harness.chosen_rivals(bench, options.rivals)
     needed = bench.ranks(options)
     shared = results.provenance(bench.name, arguments)
@@ -60,10 +88,28 @@ def run_bench(bench: Bench, options: Options, arguments: list[str]) -> int:
     )
     if under_torchrun() and os.environ["RANK"] != "0":
         return _code(rows)
+    if options.sweep is not None:
+        printer.notes(bench.sweeps[options.sweep].conclude(options, rows, picture))
     printer.footer(rows)
     if options.json_path is not None:
         results.write(options.json_path, [{**shared, **row} for row in rows])
     return _code(rows)
+
+
+def _swept(bench: Bench, options: Options) -> tuple[Bench, str]:
+    """The benchmark over what --sweep names, and the file for its picture."""
+    if options.sweep is None:
+        if options.picture is not None:
+            raise UsageError("--png without --sweep: there is nothing to draw. Add --sweep.")
+        return bench, ""
+    if options.sweep not in bench.sweeps:
+        names = ", ".join(bench.sweeps)
+        raise UsageError(f"{options.sweep!r} is no sweep of {bench.name}. Use {names}.")
+    sweep = bench.sweeps[options.sweep]
+    picture = options.picture or f"{bench.name}_{options.sweep}.png"
+    plot.check(picture)
+    sweep.cases(options)  # refuses what makes no sense before ranks start
+    return replace(bench, cases=sweep.cases, halves=sweep.halves), picture
 
 
 def _measure(world: World, bench: Bench, options: Options) -> list[dict[str, Any]]:
@@ -87,9 +133,13 @@ class _Printer:
         if kind == "devices":
             self._opening(value)
         elif kind == "row":
-            self._line(table.row(value))
+            self._line(table.row(value, self._bench.columns))
         else:
             self._line(f"# {value}")
+
+    def notes(self, lines: list[str]) -> None:
+        for line in lines:
+            self._line(f"# {line}")
 
     def footer(self, rows: list[dict[str, Any]]) -> None:
         wrong = sum(row["nwrong"] or 0 for row in rows)
@@ -111,9 +161,9 @@ class _Printer:
         self._line(f"# Collective test starting: {self._bench.name}")
         self._line(
             f"# nThread 1 nGpus {len(devices['ranks'])} minBytes {o.min_bytes} maxBytes "
-            f"{o.max_bytes} step: {o.step_factor if o.step_factor > 1 else o.step_bytes}"
+            f"{o.end_bytes} step: {o.step_factor if o.step_factor > 1 else o.step_bytes}"
             f"({'factor' if o.step_factor > 1 else 'bytes'}) warmup iters: {o.warmup} iters: "
-            f"{o.iters} agg iters: {o.agg_iters} validation: {o.check} graph: 0 unalign: 0"
+            f"{o.iters} agg iters: {self._repeats()} validation: {o.check} graph: 0 unalign: 0"
         )
         self._line(f"# Time is the median over iterations, {AVERAGES[o.average]}")
         self._line("#")
@@ -124,8 +174,13 @@ class _Printer:
                 f"device  0 [-] host memory, {devices['transport']}"
             )
         self._line("#")
-        for line in table.header():
+        for line in table.header(self._bench.columns):
             self._line(line)
+
+    def _repeats(self) -> str:
+        if self._options.agg_iters is not None:
+            return str(self._options.agg_iters)
+        return "auto" if self._bench.repeats_short else "1"
 
     def _line(self, text: str) -> None:
         if not self._silent:
@@ -135,6 +190,6 @@ class _Printer:
 
 def _list() -> None:
     lines = ["Usage: hybridengine bench NAME [flags]   (flags: hybridengine bench NAME -h)", ""]
-    lines += [f"  {bench.name:<10} {bench.summary}" for bench in BENCHES.values()]
-    lines += [f"  {name:<10} {module.SUMMARY}" for name, module in _COMMANDS.items()]
+    lines += [f"  {bench.name:<17} {bench.summary}" for bench in BENCHES.values()]
+    lines += [f"  {name:<17} {module.SUMMARY}" for name, module in _COMMANDS.items()]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -29,6 +29,11 @@ DTYPES = {
     "f8e5m2": "float8_e5m2",
 }
 AVERAGES = {0: "of rank 0", 1: "mean over ranks", 2: "fastest rank", 3: "slowest rank"}
+# nccl-tests' names of reductions, and ours.
+REDOPS = {"sum": "sum", "max": "max", "min": "min", "avg": "mean"}
+_NOT_OFFERED = ("prod", "mulsum")
+GRANULARITIES = ("row", "element", "tensor")
+_DEFAULT_END = 32 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -38,7 +43,7 @@ class Options:
 
     iters: int = 20
     warmup: int = 1
-    agg_iters: int = 1
+    agg_iters: int | None = None
     check: int = 1
     average: int = 3
     ranks: int | None = None
@@ -46,7 +51,7 @@ class Options:
     timeout: float | None = None
     transport: str = "auto"
     min_bytes: int = 32 << 20
-    max_bytes: int = 32 << 20
+    max_bytes: int | None = None
     step_bytes: int = 1 << 20
     step_factor: int = 1
     dtypes: tuple[str, ...] = ()
@@ -58,19 +63,30 @@ class Options:
     tensors: int = 1
     out: str = "torch"
     only: tuple[str, ...] = ()
+    redops: tuple[str, ...] = ()
+    fusion_bytes: int | str = "auto"
+    sweep: str | None = None
+    picture: str | None = None
+    threshold: float = 0.5
+    granularity: str = "row"
+
+    @property
+    def end_bytes(self) -> int:
+        """-e; without it -b alone is one row above the default."""
+        return max(self.min_bytes, _DEFAULT_END) if self.max_bytes is None else self.max_bytes
 
     def sizes(self) -> list[int]:
         """The sweep from -b to -e. Throws UsageError on one that would not end."""
-        if self.max_bytes < self.min_bytes:
+        if self.end_bytes < self.min_bytes:
             raise UsageError(
-                f"the sweep is empty: -b {self.min_bytes}, -e {self.max_bytes}. Give -e at least "
+                f"the sweep is empty: -b {self.min_bytes}, -e {self.end_bytes}. Give -e at least "
                 "as much as -b."
             )
         sizes, size = [], self.min_bytes
-        while size <= self.max_bytes:
+        while size <= self.end_bytes:
             sizes.append(size)
             following = size * self.step_factor if self.step_factor > 1 else size + self.step_bytes
-            if following <= size and size < self.max_bytes:
+            if following <= size and size < self.end_bytes:
                 raise UsageError("the sweep never ends. Use -i from 1, or -f from 2 and -b from 1.")
             size = max(following, size + 1)
         return sizes
@@ -115,6 +131,35 @@ def dtypes(text: str) -> tuple[str, ...]:
     return (DTYPES[text],)
 
 
+def redops(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return tuple(REDOPS)
+    if text in _NOT_OFFERED:
+        raise argparse.ArgumentTypeError(f"{text} is not offered; use {', '.join(REDOPS)} or all")
+    if text not in REDOPS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no op; use {', '.join(REDOPS)} or all")
+    return (text,)
+
+
+def fusion(text: str) -> int | str:
+    if text == "auto":
+        return text
+    num_bytes = size(text)
+    if num_bytes == 0:
+        raise argparse.ArgumentTypeError("a bucket of 0 bytes holds nothing; write auto or 32M")
+    return num_bytes
+
+
+def threshold(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no threshold; use a number, inf or -inf")
+    return value
+
+
 _Flag = tuple[tuple[str, ...], dict[str, Any]]
 
 _SHARED: list[_Flag] = [
@@ -126,7 +171,7 @@ _SHARED: list[_Flag] = [
 _RANKS: list[_Flag] = [
     (("-g", "--ngpus"), {"dest": "ranks", "type": whole(1), "help": "local ranks"}),
     (("-t", "--nthreads"), {"dest": "threads", "choices": ["1"], "help": "threads per rank: 1"}),
-    (("-m", "--agg_iters"), {"type": whole(1), "help": "operations per iteration (1)"}),
+    (("-m", "--agg_iters"), {"type": whole(1), "help": "operations per iteration"}),
     (
         ("-a", "--average"),
         {"type": int, "choices": [*AVERAGES], "help": "0 rank 0, 1 mean, 2 min, 3 max (3)"},
@@ -160,7 +205,27 @@ _GROUPS: dict[str, list[_Flag]] = {
             ("--out",),
             {"choices": ["torch", "ours"], "help": "whose memory out= is, in place (torch)"},
         ),
-        (("--rival",), {"dest": "rivals", "type": names, "help": "rivals by name, or all"}),
+    ],
+    "rivals": [(("--rival",), {"dest": "rivals", "type": names, "help": "by name, gloo, or all"})],
+    "redop": [(("-o", "--op"), {"dest": "redops", "type": redops, "help": "sum, max, min, avg"})],
+    "fusion": [
+        (
+            ("--bucket",),
+            {"dest": "fusion_bytes", "type": fusion, "help": "bytes of a bucket (auto)"},
+        )
+    ],
+    "sweep": [(("--sweep",), {"help": "over something else than sizes; draws it"})],
+    "picture": [(("--png",), {"dest": "picture", "help": "the file to draw into"})],
+    "share": [
+        (("-b", "--minbytes"), {"dest": "min_bytes", "type": size, "help": "of a rank (32M)"})
+    ],
+    "update": [
+        (("--model",), {"help": "a preset, or the directory of a checkpoint (smollm2-135m)"}),
+        (("--dst",), {"help": "layout for generation (vllm, every rank a replica)"}),
+    ],
+    "mask": [
+        (("--threshold",), {"type": threshold, "help": "keep scores from it; they are 0 to 1"}),
+        (("--granularity",), {"choices": GRANULARITIES, "help": "what has a score (row)"}),
     ],
     "tensors": [(("--tensors",), {"type": whole(1), "help": "split the bytes into so many (1)"})],
     "only": [(("--only",), {"type": names, "help": "names of cases, or their beginnings"})],
@@ -187,6 +252,4 @@ def parse(name: str, summary: str, groups: tuple[str, ...], arguments: list[str]
         parser.add_argument(*flag, **how)
     given = vars(parser.parse_args(arguments))
     given.pop("threads", None)
-    if "min_bytes" in given:  # above the default of -e, -b alone is one row
-        given.setdefault("max_bytes", max(given["min_bytes"], Options.max_bytes))
     return Options(**given)

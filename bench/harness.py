@@ -3,8 +3,9 @@
 For each case and half: memcpy, ours, then the rivals, one after the other on the same job, so that
 they see the same machine. Each runs `-w` times untimed, then `-n` times, all ranks starting
 together; the row's time is the median over iterations of what `-a` makes of the ranks' times, and
-its wall, which ratios compare, the median of the slowest rank's. Verification comes after timing
-and is not timed.
+its wall, which ratios compare, the median of the slowest rank's. Where ranks wait for each other
+anyway, an iteration repeats what is short until it lasts a while, unless `-m` says how often: a
+start together is only as exact as the scheduler. Verification comes after timing and is not timed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from hybridengine._core import UsageError
 
 _MEMCPY = "memcpy"
 _OURS = ""
+_GLOO = "gloo"
+_ITERATION_US, _MOST_REPEATS = 1000.0, 100
 _AVERAGE: dict[int, Callable[[Any], float]] = {
     0: lambda ranks: float(ranks[0]),
     1: statistics.fmean,
@@ -52,16 +55,22 @@ def measure(world: World, bench: Bench, options: Options) -> list[dict[str, Any]
 
 
 def chosen_rivals(bench: Bench, names: tuple[str, ...]) -> list[str]:
-    """Throws UsageError on a rival that the bench does not have."""
-    if names == ("all",):
-        return list(bench.rivals)
+    """Those that are measured, in the bench's order; `gloo` stands for those over plain gloo.
+    Throws UsageError on a rival that the bench does not have."""
+    chosen = set(bench.always)
     for name in names:
-        if name not in bench.rivals:
+        meant = [each for each in bench.rivals if name in (each, "all") or _is_gloo(name, each)]
+        if not meant:
             raise UsageError(
                 f"{name!r} is no rival of {bench.name}. Use all, or some of "
                 f"{', '.join(bench.rivals)}."
             )
-    return list(names)
+        chosen.update(meant)
+    return [name for name in bench.rivals if name in chosen]
+
+
+def _is_gloo(name: str, rival: str) -> bool:
+    return name == _GLOO and rival.startswith(f"{_GLOO}_")
 
 
 def _case_rows(
@@ -109,14 +118,14 @@ def _measure_half(
     wrong: dict[str, int | None] = {}
     if most > 0:
         copy = MemcpyJob(volume.received_bytes)
-        timings[_MEMCPY] = _time(world, copy.run, options)
+        timings[_MEMCPY] = time_runs(world, copy.run, options, bench.repeats_short)
         wrong[_MEMCPY] = world.total(copy.count_wrong()) if options.check else None
         del copy
     for name in (_OURS, *rivals):
         run = _runner(world, bench, job, name)
         if run is None:
             continue
-        timings[name] = _time(world, run, options)
+        timings[name] = time_runs(world, run, options, bench.repeats_short)
         wrong[name] = _verify(world, bench, job, run, options.check)
         del run
     half = {}
@@ -139,20 +148,16 @@ def _runner(world: World, bench: Bench, job: Any, name: str) -> Callable[[], Any
         return None
 
 
-def _time(world: World, run: Callable[[], Any], options: Options) -> Timing:
-    """Results are dropped between iterations, outside of the time."""
-    first, mine = None, []
-    for iteration in range(-options.warmup, options.iters):
-        world.barrier()
-        began = time.perf_counter_ns()
-        for _ in range(options.agg_iters):
-            results = run()
-        took = (time.perf_counter_ns() - began) / 1e3 / options.agg_iters
-        del results
-        if iteration >= 0:
-            mine.append(took)
-        elif first is None:
-            first = took
+def time_runs(
+    world: World, run: Callable[[], Any], options: Options, repeats_short: bool
+) -> Timing:
+    warmed = [_iteration(world, run, 1) for _ in range(options.warmup)]
+    repeats = 1 if options.agg_iters is None else options.agg_iters
+    if options.agg_iters is None and repeats_short:
+        took = max(world.gather(_iteration(world, run, 1)))
+        repeats = max(int(min(_ITERATION_US / max(took, 1e-3), _MOST_REPEATS)), 1)
+    mine = [_iteration(world, run, repeats) for _ in range(options.iters)]
+    first = warmed[0] if warmed else None
     ranks = world.gather({"first": first, "timed": mine})
     iterations = list(zip(*(each["timed"] for each in ranks), strict=True))
     return Timing(
@@ -160,6 +165,17 @@ def _time(world: World, run: Callable[[], Any], options: Options) -> Timing:
         statistics.median(max(each) for each in iterations),
         None if first is None else max(each["first"] for each in ranks),
     )
+
+
+def _iteration(world: World, run: Callable[[], Any], repeats: int) -> float:
+    """Microseconds of one run, of `repeats` on end. Results are dropped outside of the time."""
+    world.barrier()
+    began = time.perf_counter_ns()
+    for _ in range(repeats):
+        results = run()
+    took = (time.perf_counter_ns() - began) / 1e3 / repeats
+    del results
+    return took
 
 
 def _verify(

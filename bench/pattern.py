@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from hybridengine import tensors as memory
 from hybridengine.layout import Layout
 
-_PERIOD = 1_048_573
+PERIOD = 1_048_573  # prime
 _CHUNK_ELEMS = 1 << 22  # of whole rows that are made at a time
 _POISON = 0xA4  # of every byte; its lowest bit is 0
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -63,33 +64,38 @@ class Pattern:
         if place.numel() == 0:
             return
         if place.dim() == 0:
-            place.copy_(self._range(name, 0, 1, place.dtype)[0])
+            place.copy_(self.values(name, 0, 1, place.dtype)[0])
             return
         row_elems = math.prod(shape[1:])
         step = max(1, _CHUNK_ELEMS // row_elems)
         for first in range(0, place.shape[0], step):
             rows = min(step, place.shape[0] - first)
             begin = (start[0] + first) * row_elems
-            block = self._range(name, begin, rows * row_elems, place.dtype).view(rows, *shape[1:])
+            block = self.values(name, begin, rows * row_elems, place.dtype).view(rows, *shape[1:])
             for dim in range(1, place.dim()):
                 block = block.narrow(dim, start[dim], place.shape[dim])
             place[first : first + rows].copy_(block)
 
-    def _range(self, name: str, begin: int, count: int, bits: torch.dtype) -> torch.Tensor:
+    def values(self, name: str, begin: int, count: int, bits: torch.dtype) -> torch.Tensor:
         """Elements begin..begin+count of the flattened tensor."""
         if bits not in self._tables:
             self._tables[bits] = _table(bits, self.number)
-        table = self._tables[bits]
-        at = (begin + zlib.crc32(name.encode())) % _PERIOD
-        if at + count <= _PERIOD:
-            return table[at : at + count]
-        made = torch.empty(count, dtype=bits)
-        done = 0
-        while done < count:
-            length = min(_PERIOD - at, count - done)
-            made[done : done + length] = table[at : at + length]
-            done, at = done + length, 0
-        return made
+        return periodic(self._tables[bits], begin + zlib.crc32(name.encode()), count)
+
+
+def periodic(table: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+    """`count` elements of `table` repeated without end, from `begin`; a view where it can be."""
+    period = table.numel()
+    at = begin % period
+    if at + count <= period:
+        return table[at : at + count]
+    made = torch.empty(count, dtype=table.dtype)
+    done = 0
+    while done < count:
+        length = min(period - at, count - done)
+        made[done : done + length] = table[at : at + length]
+        done, at = done + length, 0
+    return made
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,11 +115,17 @@ def allocate(layout: Layout, rank: int, zeroed: bool) -> dict[str, torch.Tensor]
     }
 
 
-def _table(bits: torch.dtype, number: int) -> torch.Tensor:
-    """splitmix64's mixing of consecutive numbers."""
-    mixed = torch.arange(_PERIOD, dtype=torch.int64) + (number + 1) * _PERIOD
+@lru_cache(maxsize=8)
+def mixed_numbers(number: int, count: int) -> torch.Tensor:
+    """`count` numbers of 64 bits that follow from `number`: splitmix64's mixing. Not to be written
+    to."""
+    mixed = torch.arange(count, dtype=torch.int64) + (number + 1) * count
     mixed *= -0x61C8864680B583EB
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    mixed ^= (mixed >> 31) & 0x1FFFFFFFF
+    return mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
+
+
+def _table(bits: torch.dtype, number: int) -> torch.Tensor:
+    mixed = mixed_numbers(number, PERIOD)
     return ((mixed << 2) | (number % 2 << 1) | 1).to(bits)

@@ -28,6 +28,7 @@ class Case:
     op: str = "none"
     root: int = -1
     label: str = ""
+    setting: Any = None  # of a sweep over something else than sizes
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,26 @@ class Volume:
 
 
 RivalFactory = Callable[["World", Any], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of one benchmark, right of all others. `text` makes it from a row of the results."""
+
+    name: str
+    unit: str
+    width: int
+    text: Callable[[dict[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Rows over something else than sizes. `conclude(options, rows, picture)` runs once, where the
+    table is printed: it draws into the file `picture` and returns lines to print."""
+
+    cases: Callable[[Options], list[Case]]
+    conclude: Callable[[Options, list[dict[str, Any]], str], list[str]]
+    halves: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -73,3 +94,7 @@ class Bench:
     volume: Callable[[Any], Volume]
     rivals: dict[str, RivalFactory] = field(default_factory=dict)
     halves: tuple[bool, ...] = (False, True)  # in place?
+    always: tuple[str, ...] = ()  # rivals that are measured without being asked for
+    columns: tuple[Column, ...] = ()
+    sweeps: dict[str, Sweep] = field(default_factory=dict)
+    repeats_short: bool = False  # an iteration lasts a while; only where every rank waits for all

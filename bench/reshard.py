@@ -53,7 +53,7 @@ def _setup(world: World, options: Options, case: Case, in_place: bool) -> move.M
 BENCH = Bench(
     name="reshard",
     summary="a model's weights from one layout to another",
-    flags=("ranks", "dtype", "model", "move"),
+    flags=("ranks", "dtype", "model", "move", "rivals"),
     ranks=_ranks,
     cases=_cases,
     setup=_setup,

@@ -53,7 +53,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 BENCH = Bench(
     name="send_recv",
     summary="bytes from rank 0 to rank 1",
-    flags=("ranks", "sizes", "dtype", "move", "tensors"),
+    flags=("ranks", "sizes", "dtype", "move", "rivals", "tensors"),
     ranks=_ranks,
     cases=_cases,
     setup=_setup,

@@ -8,32 +8,36 @@ from __future__ import annotations
 from typing import Any
 
 from hybridengine._bench.flags import DTYPES
+from hybridengine._bench.record import Column
 
 _COMMON = (12, 12, 8, 6, 6)
 _HALF = (7, 6, 6, 6)
 _RIGHT = (7, 7, 7, 7)
+_WHO = 16  # the width of `who` where columns follow
 _GAP = "  "
 _TYPE_OF = {torch_name: name for name, torch_name in DTYPES.items()}
 
 
-def header() -> list[str]:
+def header(columns: tuple[Column, ...] = ()) -> list[str]:
     """The halves, the names, the units. Ours: bandwidth over that of memcpy, and time over ours,
-    for each half, and who did it."""
+    for each half, and who did it; then the `columns` of the benchmark."""
     common = _cells(("size", "count", "type", "redop", "root"), _COMMON)
-    blank = " " * len(common)
     half = _cells(("time", "algbw", "busbw", "#wrong"), _HALF)
     width = len(half) + len(_GAP)
-    names = _cells(("/memcpy", "/ours", "/memcpy", "/ours"), _RIGHT) + _GAP + "who"
-    units = _cells(("(us)", "(GB/s)", "(GB/s)", ""), _HALF)
+    right = _cells(("/memcpy", "/ours", "/memcpy", "/ours"), _RIGHT)
+    names = [common, half, half, right, _end("who", [each.name for each in columns], columns)]
+    common_units = _cells(("(B)", "(elements)", "", "", ""), _COMMON)
+    half_units = _cells(("(us)", "(GB/s)", "(GB/s)", ""), _HALF)
+    end_units = _end("", [each.unit for each in columns], columns)
+    units = [common_units, half_units, half_units, " " * len(right), end_units]
     return [
-        "#" + blank[1:] + "out-of-place".rjust(width) + "in-place".rjust(width),
-        "#" + (common + _GAP + half + _GAP + half + _GAP + names)[1:],
-        "#"
-        + (_cells(("(B)", "(elements)", "", "", ""), _COMMON) + (_GAP + units) * 2).rstrip()[1:],
+        "#" + " " * (len(common) - 1) + "out-of-place".rjust(width) + "in-place".rjust(width),
+        "#" + _GAP.join(names)[1:],
+        "#" + _GAP.join(units)[1:].rstrip(),
     ]
 
 
-def row(facts: dict[str, Any]) -> str:
+def row(facts: dict[str, Any], columns: tuple[Column, ...] = ()) -> str:
     """One line from a row of the results."""
     common = _cells(
         (facts["size"], facts["count"], facts["type"], facts["redop"], facts["root"]), _COMMON
@@ -41,8 +45,14 @@ def row(facts: dict[str, Any]) -> str:
     halves = [facts["out_of_place"], facts["in_place"]]
     ratios = [each for half in halves for each in _ratios(half)]
     name = facts["rival"] or facts.get("case") or "hybridengine"
-    cells = [common, *map(_half, halves), _cells(ratios, _RIGHT), name]
-    return _GAP.join(cells)
+    end = _end(name, [each.text(facts) for each in columns], columns)
+    return _GAP.join([common, *map(_half, halves), _cells(ratios, _RIGHT), end])
+
+
+def _end(name: str, texts: list[str], columns: tuple[Column, ...]) -> str:
+    if not columns:
+        return name
+    return name.ljust(_WHO) + _GAP + _cells(texts, tuple(each.width for each in columns))
 
 
 def type_name(dtype: str) -> str:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hybridengine import tensors as memory
+from hybridengine._bench.gloo_collectives import all_gather_single
 from hybridengine._bench.move import MoveJob
 from hybridengine._bench.pattern import as_bits
 from hybridengine._bench.record import RivalFactory, Unfit
@@ -89,7 +90,7 @@ def _shares(job: MoveJob) -> dict[str, list[Share]]:
 
 def gloo_all_gather(world: World, job: MoveJob) -> Callable[[], Any]:
     """Every rank of the job gathers each tensor whole. Where all ranks hold chunks of dim 0, as
-    with FSDP2, that is all_gather_into_tensor on padded chunks; elsewhere every holder broadcasts
+    with FSDP2, that is one all_gather of padded chunks; elsewhere every holder broadcasts
     its part, as torch does for uneven lists."""
     full = FullTensors(job)
     members = sorted({*job.src.ranks, *job.dst.ranks})
@@ -143,7 +144,7 @@ def _gather_chunks(
     if mine.numel() < length:
         mine = torch.cat([mine, torch.zeros(length - mine.numel(), dtype=bits)])
     gathered = torch.empty(length * len(members), dtype=bits)
-    dist.all_gather_into_tensor(_bytes(gathered), _bytes(mine), group=group)
+    all_gather_single(_bytes(gathered), _bytes(mine), group=group)
     return gathered[: math.prod(shape)].view(shape)
 
 

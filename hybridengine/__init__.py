@@ -14,11 +14,22 @@ from hybridengine.report import Report
 from hybridengine.spec import Spec
 
 if TYPE_CHECKING:
+    from hybridengine.background import Work
+    from hybridengine.collectives import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        ddp_hook,
+        reduce_scatter,
+    )
     from hybridengine.fresh import empty
+    from hybridengine.gradients import GradientReducer
     from hybridengine.resharder import Resharder, reshard
 
 __all__ = [
     "Communicator",
+    "GradientReducer",
     "InternalError",
     "Layout",
     "LayoutRule",
@@ -30,18 +41,37 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "UsageError",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "ddp_hook",
     "empty",
     "plan",
+    "reduce_scatter",
     "reshard",
 ]
 
-_NEED_TORCH = {"Resharder": "resharder", "empty": "fresh", "reshard": "resharder"}
+_LAZY = {  # what needs torch, or is not needed by the command line
+    "GradientReducer": "gradients",
+    "Resharder": "resharder",
+    "Work": "background",
+    "all_gather": "collectives",
+    "all_reduce": "collectives",
+    "barrier": "collectives",
+    "broadcast": "collectives",
+    "ddp_hook": "collectives",
+    "empty": "fresh",
+    "reduce_scatter": "collectives",
+    "reshard": "resharder",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    globals()[name] = getattr(import_module(f"hybridengine.{_NEED_TORCH[name]}"), name)
+    globals()[name] = getattr(import_module(f"hybridengine.{_LAZY[name]}"), name)
     return globals()[name]

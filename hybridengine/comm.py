@@ -77,7 +77,9 @@ class Communicator:
         )
         self.name = name
         self._transport = str(self.core.transport)
-        self._busy = threading.Lock()
+        self.busy = threading.Lock()  # held in a call
+        self.collectives: Any = None  # of the core, made by the first one
+        self.worker: Any = None  # runs what is asynchronous
         _open.add(self)
         _close_at_exit()
         try:
@@ -111,11 +113,10 @@ class Communicator:
 
         What is raised inside reaches every other rank as a TransportError that quotes it.
         """
-        if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                f"{self!r} is in a call already. Use it from one thread, one call after the other; "
-                "for two at once make two communicators."
-            )
+        if self.worker is not None:
+            self.worker.drain()
+        if not self.busy.acquire(blocking=False):
+            raise UsageError(self.in_use())
         try:
             self.core.set_timeout(self.timeout if timeout is None else timeout)
             self.core.enter()
@@ -123,7 +124,7 @@ class Communicator:
                 yield
                 self.core.leave()
         finally:
-            self._busy.release()
+            self.busy.release()
 
     @contextmanager
     def between_calls(
@@ -146,9 +147,17 @@ class Communicator:
         gathered: list[bytes] = self.core.all_gather(mine)
         return gathered
 
+    def in_use(self) -> str:
+        return (
+            f"{self!r} is in a call already. Use it from one thread, one call after the other; for "
+            "two at once make two communicators."
+        )
+
     def close(self) -> None:
         """Says goodbye. Later use raises TransportError."""
         _open.discard(self)
+        if self.worker is not None:
+            self.worker.stop()
         self.core.close()
 
     def __repr__(self) -> str:
@@ -264,7 +273,7 @@ def _close_all() -> None:
         comm.core.cancel()
     deadline = time.monotonic() + _EXIT_SECONDS
     for comm in still_open:
-        if comm._busy.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if comm.busy.acquire(timeout=max(0.0, deadline - time.monotonic())):
             comm.close()
     _core.flush_trace()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridengine import _core
 from hybridengine._core import UsageError
@@ -32,6 +32,7 @@ class LayoutRule:
     args: tuple[tuple[str, int], ...]
     ranks: tuple[int, ...]
     mapping: Mapping | None = None
+    op: str | None = None  # of a partial layout
 
     @classmethod
     def make(
@@ -56,7 +57,11 @@ class LayoutRule:
 
     @classmethod
     def parse(cls, text: str, *, mapping: Mapping | None = None) -> LayoutRule:
-        """A rule from `name(key=number, ...)[@ranks]`. Throws UsageError with what to write."""
+        """A rule from `name(key=number, ...)[@ranks]`, or `partial(op, rule)`. Throws UsageError
+        with what to write."""
+        wrapped = re.fullmatch(r"\s*partial\(\s*(\w+)\s*,(.*)\)\s*", text)
+        if wrapped:
+            return cls.parse(wrapped[2].strip(), mapping=mapping).partial(wrapped[1])
         call = parse_call(text)
         family = get_family(call.name)
         given = dict(call.keys)
@@ -82,7 +87,7 @@ class LayoutRule:
         tells too little; or where a tensor has no rule.
         """
         request = Request(
-            text=str(self),
+            text=str(replace(self, op=None)),
             args=dict(self.args),
             ranks=self.ranks,
             config=spec.config,
@@ -90,7 +95,12 @@ class LayoutRule:
             mapping=self.mapping,
             uncut=sorted({re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in uncut}),
         )
-        return Layout(_core.bind(get_family(self.family).make(request), spec.core), spec)
+        layout = Layout(_core.bind(get_family(self.family).make(request), spec.core), spec)
+        return layout if self.op is None else layout.partial(self.op)
+
+    def partial(self, op: str) -> LayoutRule:
+        """See Layout.partial()."""
+        return replace(self, op=op)
 
     def infer_spec(self, local_shapes: LocalShapes) -> Spec:
         """The logical tensors behind the local ones of every rank: {rank: [(name, shape, dtype)]}.
@@ -105,7 +115,8 @@ class LayoutRule:
     def __str__(self) -> str:
         text = get_family(self.family).format(self.family, dict(self.args))
         default = self.ranks == tuple(range(self.size))
-        return text if default else f"{text}@{format_ranks(self.ranks)}"
+        text = text if default else f"{text}@{format_ranks(self.ranks)}"
+        return text if self.op is None else f"partial({self.op}, {text})"
 
 
 class Layout:

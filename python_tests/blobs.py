@@ -180,7 +180,7 @@ def write_spec(spec: Spec) -> bytes:
 
 def read_layout(blob: bytes) -> Layout:
     reader = Reader(blob, "layout")
-    title, op, spec = reader.text(), reader.get("B"), read_spec(reader.raw())
+    title, spec, op = reader.text(), read_spec(reader.raw()), reader.get("B")
     ranks = list(reader.many("i", reader.get("Q")))
     names = [reader.text() for _ in range(reader.get("Q"))]
     locals_ = []
@@ -214,8 +214,8 @@ def write_layout(layout: Layout) -> bytes:
     return close(
         "layout",
         text(layout.text),
-        pack("B", layout.op),
         raw(write_spec(layout.spec)),
+        pack("B", layout.op),
         pack(f"Q{len(layout.ranks)}i", len(layout.ranks), *layout.ranks),
         pack("Q", len(layout.names)),
         *map(text, layout.names),

@@ -108,6 +108,7 @@ def samples(kind: str) -> list[bytes]:
     pairs = [
         (bind("fsdp2(2,replicas=2)", spec), bind("fsdp2(3)@1-3", spec)),
         (by_hand, bind("replicated(2)", plain.with_dtype("bfloat16"))),
+        (bind("partial(mean, replicated(3))", plain), bind("replicated(2)", plain)),
     ]
     if kind == "Layout":
         return [layout.save() for pair in pairs for layout in pair]

@@ -39,6 +39,7 @@ _GENERATED = {"build_facts.h": {"bindings"}}
 
 # Files of the core package that import torch besides tensors.py, each with its reason.
 _TORCH_EXCEPTIONS = {
+    "background.py": "gives a torch Future to those who ask for one",
     "comm.py": "meets through the store of torch.distributed when a process group exists",
     "launch.py": "local ranks and torchrun's environment",
     "models.py": "reads checkpoints into torch tensors",

@@ -114,9 +114,7 @@ def _rival(directory: Path, name: str, job: str, iters: str) -> list[dict[str, A
 
 def _run(line: list[str], limit: float = _LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=limit
-    )
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=limit)
 
 
 def _bytes(text: str) -> int:

@@ -10,15 +10,16 @@ namespace hybridengine {
 /// (Ctrl-C). Cheap enough for every 100 ms. To be called while waiting: CommOptions::between.
 void check_signals();
 
-void bind_build(pybind11::module_& module);      // build_facts
-void bind_base(pybind11::module_& module);       // errors, dtypes, environment, log, trace
-void bind_layout(pybind11::module_& module);     // Spec, LayoutRule, Layout, bind
-void bind_plan(pybind11::module_& module);       // Plan, make_plan
-void bind_schedule(pybind11::module_& module);   // Schedule, make_schedule
-void bind_memory(pybind11::module_& module);     // describe_memory, for tests
-void bind_device(pybind11::module_& module);     // copy_strided, for tests
-void bind_transport(pybind11::module_& module);  // registry; one endpoint, for tests
-void bind_comm(pybind11::module_& module);       // Communicator
-void bind_engine(pybind11::module_& module);     // Execution, Report
+void bind_build(pybind11::module_& module);       // build_facts
+void bind_base(pybind11::module_& module);        // errors, dtypes, environment, log, trace
+void bind_layout(pybind11::module_& module);      // Spec, LayoutRule, Layout, bind
+void bind_plan(pybind11::module_& module);        // Plan, make_plan
+void bind_schedule(pybind11::module_& module);    // Schedule, make_schedule
+void bind_memory(pybind11::module_& module);      // describe_memory, for tests
+void bind_device(pybind11::module_& module);      // copy_strided, for tests
+void bind_transport(pybind11::module_& module);   // registry; one endpoint, for tests
+void bind_comm(pybind11::module_& module);        // Communicator
+void bind_collective(pybind11::module_& module);  // Collectives
+void bind_engine(pybind11::module_& module);      // Execution, Report
 
 }  // namespace hybridengine

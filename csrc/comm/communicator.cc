@@ -19,12 +19,6 @@ constexpr milliseconds kFarewell{500};
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
-[[noreturn]] void throw_different_calls(Rank peer, uint64_t call) {
-  throw TransportError("two ranks make different calls",
-                       str_cat("rank ", peer, " does another one, call ", call),
-                       "Every rank must make the same resharders and run them in the same order.");
-}
-
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world,
@@ -98,6 +92,12 @@ void Communicator::check_alive() const {
   guard_.check(transport_->name());
 }
 
+void Communicator::throw_different_calls(Rank peer) const {
+  throw TransportError("two ranks make different calls",
+                       str_cat("rank ", peer, " does another one, call ", call_),
+                       "Every rank must make the same calls in the same order.");
+}
+
 void Communicator::enter() {
   check_alive();
   ++call_;
@@ -164,7 +164,7 @@ void Communicator::wait(std::span<const Rank> peers_owing, const std::string& do
     if (has_message()) break;
     for (Rank peer = 0; peer < world_; ++peer)
       if (!peers_[peer].blobs.empty() && peers_[peer].blobs.front().call == call_)
-        throw_different_calls(peer, call_);
+        throw_different_calls(peer);
     check_lost(peers_owing);
     check_silence(peers_owing, doing);
   }
@@ -252,7 +252,7 @@ Blob Communicator::receive_blob(Rank peer) {
     pump(kSlice);
     if (!peers_[peer].blobs.empty()) break;
     for (const Arrival& arrival : inbox_)
-      if (arrival.message.call == call_) throw_different_calls(arrival.peer, call_);
+      if (arrival.message.call == call_) throw_different_calls(arrival.peer);
     check_lost(owing);
     check_silence(owing, "agreeing with the other ranks");
   }
@@ -260,7 +260,7 @@ Blob Communicator::receive_blob(Rank peer) {
   made_progress();
   Complete received = std::move(peers_[peer].blobs.front());
   peers_[peer].blobs.pop_front();
-  if (received.call != call_) throw_different_calls(peer, call_);
+  if (received.call != call_) throw_different_calls(peer);
   return std::move(received.blob);
 }
 

@@ -68,6 +68,12 @@ class Communicator {
   /// through rank 0.
   std::vector<Blob> all_gather(const Blob& mine);
 
+  /// Small data in microseconds: every rank writes up to kLaneBytes into lane_entry(), then calls
+  /// exchange() with their number and gets the entries of all ranks, by rank, valid until its next
+  /// exchange(). Within a call.
+  std::span<std::byte> lane_entry();
+  std::span<const std::span<const std::byte>> exchange(size_t num_bytes, const char* doing);
+
   /// Sends within the current call (the call number is filled in).
   void send(Rank peer, Message message);
   /// Waits until there is a message of the current call. `peers_owing` are the ranks it is waiting
@@ -91,6 +97,9 @@ class Communicator {
   bool has_message() const;
   Blob receive_blob(Rank peer);
   void send_blob(Rank peer, const Blob& blob);
+
+  void wait_for_entry(Rank peer, uint32_t turn, const char* doing);
+  [[noreturn]] void throw_different_calls(Rank peer) const;
 
   void check_alive() const;
   void check_lost(std::span<const Rank> peers_owing);
@@ -125,6 +134,8 @@ class Communicator {
   uint64_t call_ = 0;
   std::vector<Peer> peers_;
   std::deque<Arrival> inbox_;
+  uint32_t posted_ = 0;  // entries of the lane
+  std::vector<std::span<const std::byte>> entries_;
   std::vector<Arrival> fresh_;
 
   // What check_silence() remembers.

@@ -27,6 +27,11 @@ void check_divisor(Dtype dtype, int divisor) {
 
 }  // namespace
 
+ReduceOp reduce_op(Op op) {
+  if (op == Op::kMin) return ReduceOp::kMin;
+  return op == Op::kMax ? ReduceOp::kMax : ReduceOp::kSum;
+}
+
 ReduceOp parse_reduce_op(std::string_view name) {
   for (size_t at = 0; at < kOpNames.size(); ++at)
     if (kOpNames[at] == name) return static_cast<ReduceOp>(at);

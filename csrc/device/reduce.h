@@ -16,8 +16,12 @@
 
 #include "base/dtype.h"
 #include "device/loops.h"
+#include "layout/op.h"
 
 namespace hybridengine {
+
+/// What the loops of an op do; a mean is a sum that finish() divides.
+ReduceOp reduce_op(Op op);
 
 /// "sum", "min" or "max". Throws UsageError that lists them.
 ReduceOp parse_reduce_op(std::string_view name);

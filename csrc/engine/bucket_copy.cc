@@ -185,11 +185,15 @@ void Execution::compare_digests(const Message& landed, const Bucket& bucket,
 void Execution::copy_local(int32_t index) {
   const TraceSpan span(Subsystem::kEngine, "local move");
   const Stopwatch watch(report_.local_seconds);
-  const Move& move = schedule_->plan().moves()[index];
-  const Item whole{index, 0, move.box};
-  if (comm_.transport().caps().payload)
-    copy_strided(source_end(whole), target_end(whole), move.box.ndim, move.box.size);
-  report_.local_bytes += move.num_bytes();
+  copy_within({index, 0, schedule_->plan().moves()[index].box});
+}
+
+void Execution::copy_within(const Item& item) {
+  report_.local_bytes += item_bytes(move_of(item), item);
+  if (!comm_.transport().caps().payload) return;
+  const StridedEnd source = source_end(item), target = target_end(item);
+  if (source.data == target.data) return;  // in place: an all_gather from its own output
+  copy_strided(source, target, item.box.ndim, item.box.size);
 }
 
 }  // namespace hybridengine

@@ -109,8 +109,14 @@ void Execution::count_groups() {
     else if (group.way == Way::kSlot)
       slot_users_.push_back({.group = id});
   }
+  if (groups_.empty()) return;
   for (const int32_t id : schedule_->outgoing(rank_))
     if (bucket_of(id).step == 1) groups_.at(bucket_of(id).group).outgoing.push_back(id);
+  for (size_t id = 0; id < schedule_->buckets().size(); ++id) {
+    const Bucket& bucket = schedule_->buckets()[id];
+    if (bucket.local() && bucket.step == 1 && bucket.dst == rank_)
+      groups_.at(bucket.group).kept.push_back(static_cast<int32_t>(id));
+  }
 }
 
 bool Execution::may_pull(const Bucket& bucket) const {

@@ -93,6 +93,7 @@ class Execution {
     size_t missing = 0;  // contributions of others that are not here, or not ready
     int32_t slot = -1;
     std::vector<int32_t> outgoing;  // buckets of step 1 that carry its result
+    std::vector<int32_t> kept;      // those that stay on this rank
     std::vector<Message> granted;   // of those, that came before the result was there
     bool folded = false;
   };
@@ -141,6 +142,7 @@ class Execution {
   uint64_t digest_of_source(const Bucket& bucket, const std::byte* window) const;
   void compare_digests(const Message& landed, const Bucket& bucket, const std::byte* slot);
   void copy_local(int32_t move);
+  void copy_within(const Item& item);
   void note_sent(int32_t bucket, Rank peer);
   void note_received(int32_t bucket, Rank peer);
   int32_t last_local(const Bucket& bucket) const;

@@ -17,11 +17,6 @@ namespace {
 constexpr int64_t kBlockBytes = 64 << 10;  // of one contribution
 constexpr int64_t kContributionAlignment = 64;
 
-ReduceOp reduce_op(Op op) {
-  if (op == Op::kMin) return ReduceOp::kMin;
-  return op == Op::kMax ? ReduceOp::kMax : ReduceOp::kSum;
-}
-
 StridedEnd contiguous(std::byte* data, Dtype dtype) { return {data, Dims{1}, dtype}; }
 
 /// Combines blocks; where the result has another type than the contributions it is rounded from
@@ -270,6 +265,8 @@ void Execution::finish_group(int32_t id) {
     free_slots_.push_back(group.slot);
     ++slots_landed_;
   }
+  for (const int32_t bucket : group.kept)
+    for (const Item& item : bucket_of(bucket).items) copy_within(item);
   if (comm_.transport().caps().pull)
     for (const int32_t bucket : group.outgoing) announce_ready(bucket);
   for (const Message& granted : group.granted)

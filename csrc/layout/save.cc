@@ -58,8 +58,8 @@ Piece get_piece(BlobReader& reader) {
 Blob Layout::save() const {
   BlobWriter writer(kMagic, kVersion);
   writer.put_text(text_);
-  writer.put(op_);
   writer.put_bytes(spec_->save());
+  writer.put(op_);
   writer.put_all(std::span<const Rank>(ranks_));
   writer.put<uint64_t>(names_.size());
   for (const std::string& name : names_) writer.put_text(name);
@@ -90,9 +90,9 @@ uint64_t Layout::digest() const { return digest_of(save()); }
 Layout Layout::load(std::string_view blob) {
   BlobReader reader(blob, kMagic, kVersion);
   std::string text = reader.get_text();
+  auto spec = std::make_shared<const Spec>(Spec::load(reader.get_bytes()));
   const auto op = reader.get<uint8_t>();
   if (op >= kNumOps) throw UsageError("saved bytes hold a layout of an unknown op", "", "");
-  auto spec = std::make_shared<const Spec>(Spec::load(reader.get_bytes()));
   std::vector<Rank> ranks = reader.get_all<Rank>();
   const auto num_names = reader.get<uint64_t>();
   reader.check_count(num_names, sizeof(uint64_t));

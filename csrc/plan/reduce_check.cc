@@ -139,7 +139,11 @@ void bound_reducing(const Layout& src, const Layout& dst, const Table<Move>& mov
     const auto src_bytes =
         static_cast<int64_t>(dtype_bytes(src.spec().tensors()[src_tensor].dtype));
     row.needed_bytes += piece.box.num_elems() * dst_bytes;
-    row.bound_bytes += (piece.box.num_elems() - num_elems(owned[i])) * dst_bytes;
+    std::vector<Box> missing{piece.box};  // on this rank
+    for (const Piece& other : dst.pieces_of(piece.tensor))
+      if (other.rank == piece.rank)
+        for (const Box& box : owned[&other - dst.pieces().data()]) subtract_from(missing, box);
+    row.bound_bytes += num_elems(missing) * dst_bytes;
     for (const Piece& contribution : src.pieces_of(src_tensor))
       if (contribution.rank != piece.rank)
         for (const Box& box : owned[i])

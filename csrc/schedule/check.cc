@@ -16,7 +16,7 @@ void check_bucket(const Plan& plan, const Bucket& bucket, int64_t bucket_bytes) 
   for (const Item& item : bucket.items) {
     const Move& move = plan.moves()[item.move];
     ensure(move.src == bucket.src && move.dst == bucket.dst && move.step == bucket.step &&
-               move.local() == (move.reduces() && bucket.local()) && move.box.contains(item.box) &&
+               (!move.local() || plan.reduces()) && move.box.contains(item.box) &&
                !item.box.empty(),
            "a bucket holds what is not its pair's", [&] { return str_cat("move ", item.move); });
     ensure(item.offset_bytes >= end && item.offset_bytes % elem_bytes_of(move) == 0,
@@ -92,7 +92,7 @@ void Schedule::check() const {
     boxes.clear();
     for (; next != items.end() && next->first == index; ++next) boxes.push_back(next->second->box);
     const Move& move = plan_->moves()[index];
-    if (!move.local() || move.reduces()) check_cut(move, index, boxes);
+    if (!move.local() || plan_->reduces()) check_cut(move, index, boxes);
   }
 }
 

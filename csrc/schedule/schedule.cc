@@ -42,7 +42,7 @@ Schedule::Schedule(PlanPtr plan, int64_t bucket_bytes, std::vector<Bucket> bucke
     std::sort(group.begin(), group.end(),
               [&](int32_t a, int32_t b) { return buckets_[a].src < buckets_[b].src; });
   for (size_t i = 0; i < plan_->moves().size(); ++i)
-    if (plan_->moves()[i].local() && !plan_->moves()[i].reduces())
+    if (plan_->moves()[i].local() && !plan_->reduces())
       local_[plan_->moves()[i].dst].push_back(static_cast<int32_t>(i));
 }
 

@@ -63,7 +63,7 @@ class ShmTransport : public Transport, protected PeerMemory {
   int32_t world_;
   std::string group_;
   Listener listener_;
-  SealedMemory board_;  // one page; its descriptor goes to the peers
+  SealedMemory board_;  // its descriptor goes to the peers
   SealedMemory staging_;
   Epoll epoll_;
   std::vector<ShmPeer> peers_;

@@ -24,6 +24,7 @@
 #include "base/blob.h"
 #include "base/span.h"
 #include "layout/rule.h"
+#include "transport/lane.h"
 #include "transport/peer_memory.h"
 
 namespace hybridengine {
@@ -37,6 +38,7 @@ struct Board {
   std::atomic<int32_t> waiting_for{-1};  // the peer it is waiting for, -1: none
   uint64_t probe_address = 0;  // where a peer that may read this process finds probe_value; set
   uint64_t probe_value = 0;    // before it connects
+  Lane lane;
 };
 
 enum class MessageKind : uint32_t {

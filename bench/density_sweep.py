@@ -1,0 +1,87 @@
+"""The columns of `bench masked_all_reduce`, and its `--sweep density`: time and bytes over the part
+of entries that every rank keeps, for one array of -e bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridengine._bench import plot
+from hybridengine._bench.bucket_sweep import size_text
+from hybridengine._bench.flags import Options
+from hybridengine._bench.record import Case, Column, Sweep
+from hybridengine._core import UsageError
+
+_DENSITIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
+
+
+def _kept(row: dict[str, Any]) -> str:
+    return _of_ours(row, "kept_percent", ".2f")
+
+
+def _wire(row: dict[str, Any]) -> str:
+    return _of_ours(row, "wire_bytes", "d")
+
+
+def _dense(row: dict[str, Any]) -> str:
+    return _of_ours(row, "dense_bytes", "d")
+
+
+def _of_ours(row: dict[str, Any], key: str, form: str) -> str:
+    """Other rows of the same case move other bytes."""
+    return format(row[key], form) if row["rival"] is None else "-"
+
+
+COLUMNS = (
+    Column("kept", "(%)", 6, _kept),
+    Column("wire", "(B)", 12, _wire),
+    Column("dense", "(B)", 12, _dense),
+)
+
+
+def _cases(options: Options) -> list[Case]:
+    if len(options.dtypes) > 1 or len(options.redops) > 1:
+        raise UsageError("--sweep density is of one type and op. Name one of each.")
+    dtype, op = (*options.dtypes, "float32")[0], (*options.redops, "avg")[0]
+    return [
+        Case(options.end_bytes, dtype, op, label=f"density {density:g}", setting=density)
+        for density in _DENSITIES
+    ]
+
+
+def _conclude(options: Options, rows: list[dict[str, Any]], picture: str) -> list[str]:
+    masked = [row for row in rows if row["rival"] is None]
+    dense = [row for row in rows if row["rival"] == "dense"]
+    pairs = zip(masked, dense, strict=True)
+    faster = [row["setting"] for row, whole in pairs if _ms(row) < _ms(whole)]
+    first = masked[0]
+    title = (
+        f"masked_all_reduce by {options.granularity}, {size_text(first['size'])}, "
+        f"{first['transport']}, {first['num_ranks']} ranks"
+    )
+    plot.draw(picture, title, [_time_chart(masked, dense), _bytes_chart(masked)])
+    where = ", ".join(f"{density:g}" for density in faster) if faster else "none of them"
+    return [f"masked was faster than dense at densities: {where}", f"drawn in {picture}"]
+
+
+def _time_chart(masked: list[dict[str, Any]], dense: list[dict[str, Any]]) -> plot.Chart:
+    curves = [
+        plot.Curve(name, [row["setting"] for row in rows], [_ms(row) for row in rows], colour)
+        for colour, (name, rows) in enumerate((("masked", masked), ("dense all_reduce", dense)))
+    ]
+    return plot.Chart("density", "time (ms)", curves)
+
+
+def _bytes_chart(masked: list[dict[str, Any]]) -> plot.Chart:
+    densities = [row["setting"] for row in masked]
+    curves = [
+        plot.Curve(name, densities, [row[key] / 1e6 for row in masked], colour)
+        for colour, (name, key) in enumerate((("masked", "wire_bytes"), ("dense", "dense_bytes")))
+    ]
+    return plot.Chart("density", "sent by a rank (MB)", curves)
+
+
+def _ms(row: dict[str, Any]) -> float:
+    return float(row["in_place"]["wall_us"]) / 1e3
+
+
+DENSITY_SWEEP = Sweep(cases=_cases, conclude=_conclude, halves=(True,))

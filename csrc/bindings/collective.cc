@@ -1,0 +1,107 @@
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "bindings/memory.h"
+#include "collective/collectives.h"
+
+namespace py = pybind11;
+
+namespace hybridengine {
+namespace {
+
+std::vector<TensorMemory> memory_of(const py::list& tensors, bool written) {
+  std::vector<TensorMemory> memory;
+  memory.reserve(tensors.size());
+  for (const py::handle tensor : tensors) {
+    const BorrowedMemory each = written ? borrow_writable(tensor) : borrow_memory(tensor);
+    memory.push_back({each.data, each.shape, each.strides, each.dtype});
+  }
+  return memory;
+}
+
+/// What is wrong on one rank is raised on all of them, so nothing is raised here.
+template <class Fill>
+void run(Collectives& collectives, const Communicator& comm, Kind kind, const Fill& fill) {
+  Request request;
+  request.kind = kind;
+  try {
+    fill(request);
+    check_request(request, comm.world());
+  } catch (const UsageError& error) {
+    request.error = error.what();
+  } catch (const py::cast_error&) {
+    request.error = "an argument has a wrong type.";
+  }
+  const py::gil_scoped_release release;
+  collectives.run(request);
+}
+
+/// Keeps the communicator that its collectives use.
+class BoundCollectives {
+ public:
+  explicit BoundCollectives(Communicator& comm) : comm_(comm), collectives_(comm) {}
+
+  void all_reduce(const py::list& tensors, const py::object& op, const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kAllReduce, [&](Request& request) {
+      request.op = parse_reduction(op.cast<std::string>());
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = request.outputs = memory_of(tensors, true);
+    });
+  }
+
+  void reduce_scatter(const py::list& outputs, const py::list& inputs, const py::object& op,
+                      const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kReduceScatter, [&](Request& request) {
+      request.op = parse_reduction(op.cast<std::string>());
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = memory_of(inputs, false);
+      request.outputs = memory_of(outputs, true);
+    });
+  }
+
+  void all_gather(const py::list& outputs, const py::list& inputs, const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kAllGather, [&](Request& request) {
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = memory_of(inputs, false);
+      request.outputs = memory_of(outputs, true);
+    });
+  }
+
+  void broadcast(const py::list& tensors, const py::object& src, const py::object& bucket_bytes) {
+    run(collectives_, comm_, Kind::kBroadcast, [&](Request& request) {
+      request.root = src.cast<Rank>();
+      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.inputs = request.outputs = memory_of(tensors, true);
+    });
+  }
+
+  void set_auto_bucket_bytes(int64_t bytes) { collectives_.set_auto_bucket_bytes(bytes); }
+
+  void barrier() {
+    run(collectives_, comm_, Kind::kBarrier, [](Request&) {});
+  }
+
+ private:
+  Communicator& comm_;
+  Collectives collectives_;
+};
+
+}  // namespace
+
+void bind_collective(py::module_& module) {
+  py::class_<BoundCollectives>(module, "Collectives", "Collectives of one communicator.")
+      .def(py::init<Communicator&>(), py::arg("comm"), py::keep_alive<1, 2>())
+      .def("all_reduce", &BoundCollectives::all_reduce, py::arg("tensors"), py::arg("op"),
+           py::arg("bucket_bytes"))
+      .def("reduce_scatter", &BoundCollectives::reduce_scatter, py::arg("outputs"),
+           py::arg("inputs"), py::arg("op"), py::arg("bucket_bytes"))
+      .def("all_gather", &BoundCollectives::all_gather, py::arg("outputs"), py::arg("inputs"),
+           py::arg("bucket_bytes"))
+      .def("broadcast", &BoundCollectives::broadcast, py::arg("tensors"), py::arg("src"),
+           py::arg("bucket_bytes"))
+      .def("set_auto_bucket_bytes", &BoundCollectives::set_auto_bucket_bytes, py::arg("bytes"))
+      .def("barrier", &BoundCollectives::barrier);
+}
+
+}  // namespace hybridengine

@@ -1,0 +1,54 @@
+// Collectives: all_reduce, reduce_scatter, all_gather, broadcast and barrier on lists of tensors.
+//
+// Each is a plan: all_reduce goes from a partial layout, in which every rank contributes all
+// elements, to one in which every rank has them; reduce_scatter and all_gather are its two steps.
+// What fits into a lane (transport/lane.h) travels there instead: combined in the same order, so
+// the result has the same bits.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+
+#include "collective/request.h"
+#include "engine/places.h"
+#include "schedule/schedule.h"
+
+namespace hybridengine {
+
+/// Buckets of a collective where the caller leaves the choice.
+inline constexpr int64_t kAutoBucketBytes = int64_t{4} << 20;
+
+class Collectives {
+ public:
+  explicit Collectives(Communicator& comm) : comm_(comm) {}
+
+  /// Where a request leaves the choice; rank 0's counts.
+  void set_auto_bucket_bytes(int64_t bytes) { auto_bucket_bytes_ = bytes; }
+
+  /// All ranks call it alike. Where one rank's request has an error, or requests differ, all throw
+  /// the same UsageError, no buffer has changed and the next call works. Throws as
+  /// Communicator::wait does otherwise; the communicator is then dead and outputs are undefined.
+  void run(const Request& request);
+
+ private:
+  struct Prepared {  // for requests of one digest
+    uint64_t digest = 0;
+    bool flat = false;
+    int64_t bucket_bytes = 0;
+    SchedulePtr schedule;
+    uint64_t schedule_digest = 0;
+    std::unique_ptr<SourceTables> tables;
+  };
+
+  void perform(const Request& request);
+  void run_small(const Request& request, const Agreement& agreement) const;
+  void run_large(const Request& request, const Agreement& agreement);
+  Prepared& prepared_for(const Request& request, const Agreement& agreement);
+
+  Communicator& comm_;
+  int64_t auto_bucket_bytes_ = kAutoBucketBytes;
+  std::list<Prepared> prepared_;  // the latest first
+};
+
+}  // namespace hybridengine
