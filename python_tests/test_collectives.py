@@ -58,6 +58,7 @@ def reduce_everything(comm: Communicator, kind: str, dtypes: list[str]) -> int:
     return checked
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_reduce_of_every_op_and_type(world, kind):
@@ -100,6 +101,7 @@ def cut_and_gather(comm: Communicator, rows: int, dtype: str) -> None:
     he.barrier(comm)
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("rows", [0, 1, 2000])
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_other_collectives(world, rows):
@@ -186,6 +188,7 @@ def disagree(comm: Communicator, size: int) -> list[str]:
     return said
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_that_disagree_say_so_alike(transport):
     for size in (7, 70_001):
@@ -263,6 +266,7 @@ def go_on_meanwhile(comm: Communicator) -> None:
         he.all_reduce(torch.ones(2 + comm.rank), comm=comm, async_op=True).get_future().wait()
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_goes_on_meanwhile(transport):
     start(2, go_on_meanwhile, transport=transport)
@@ -294,6 +298,7 @@ def reduce_gradients(comm: Communicator, sync_every: int) -> list[torch.Tensor]:
     return [each.grad for each in model.parameters()]
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("sync_every", [1, 2, 4])
 def test_gradients_are_those_of_all_ranks(sync_every):
     world = 3
