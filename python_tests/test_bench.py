@@ -15,6 +15,8 @@ from hybridengine._bench import command, flags, planner, planner_cases, results,
 from hybridengine.launch import run_local
 from hybridengine.spec import Spec
 
+pytestmark = pytest.mark.python
+
 # Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

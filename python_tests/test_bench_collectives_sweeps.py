@@ -11,6 +11,8 @@ from hybridengine._bench import bucket_sweep, density_sweep, plot, scaling
 from hybridengine._bench.flags import Options
 from hybridengine._bench.scaling import Model, Point
 
+pytestmark = pytest.mark.python
+
 QUICK = ["-n", "1", "-m", "2"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
