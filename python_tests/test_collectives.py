@@ -58,7 +58,6 @@ def reduce_everything(comm: Communicator, kind: str, dtypes: list[str]) -> int:
     return checked
 
 
-@pytest.mark.threads
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_reduce_of_every_op_and_type(world, kind):

@@ -142,7 +142,6 @@ def reduce_on(comm, dtype: str, op: str, dst: str, bucket_bytes: int, verify: bo
     return {name: tensor.float().tolist() for name, tensor in resharder.run().items()}
 
 
-@pytest.mark.threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_bits_by_every_transport_and_bucket_size(dtype):
     """And the bits of the plain sum in rank order, in float32, rounded once."""
