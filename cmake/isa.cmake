@@ -6,6 +6,8 @@ include(CheckCXXSourceCompiles)
 set(he_loop_sources
   csrc/device/loops/convert.cc
   csrc/device/loops/copy.cc
+  csrc/device/loops/mask.cc
+  csrc/device/loops/masked_sum.cc
   csrc/device/loops/reduce.cc
   csrc/device/loops/table.cc
   csrc/device/loops/transpose.cc
@@ -25,10 +27,12 @@ function(he_loops namespace)
   set(target hybridengine_loops_${namespace})
   add_library(${target} OBJECT ${he_loop_sources})
   target_include_directories(${target} PRIVATE csrc)
+  # gcc 12 warns of the operands that its own AVX-512 intrinsics leave undefined.
   # No contraction into fused operations: every instruction set must round alike. Traps are not
   # looked at, which lets selects become vector code. Tables for exceptions would be weak symbols.
   target_compile_options(${target} PRIVATE ${ARGN} -ffp-contract=off -fno-trapping-math
-    -fno-math-errno -fno-exceptions -Wshadow -Wconversion -Wno-sign-conversion)
+    -fno-math-errno -fno-exceptions
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> -Wshadow -Wconversion -Wno-sign-conversion)
   target_compile_definitions(${target} PRIVATE HE_ISA=${namespace})
   if(HE_HAS_X86_ISAS)
     target_compile_definitions(${target} PRIVATE HE_X86_ISAS)

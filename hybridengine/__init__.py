@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     )
     from hybridengine.fresh import empty
     from hybridengine.gradients import GradientReducer
+    from hybridengine.masked import MaskedResult, masked_all_reduce
     from hybridengine.resharder import Resharder, reshard
+    from hybridengine.statistics import MeanVar, block_scores, masked_mean_var
+    from hybridengine.two_step import TwoStep
 
 __all__ = [
     "Communicator",
@@ -34,20 +37,26 @@ __all__ = [
     "Layout",
     "LayoutRule",
     "Mapping",
+    "MaskedResult",
+    "MeanVar",
     "ModelConfig",
     "Report",
     "Resharder",
     "Spec",
     "TimeoutError",
     "TransportError",
+    "TwoStep",
     "UsageError",
     "Work",
     "all_gather",
     "all_reduce",
     "barrier",
+    "block_scores",
     "broadcast",
     "ddp_hook",
     "empty",
+    "masked_all_reduce",
+    "masked_mean_var",
     "plan",
     "reduce_scatter",
     "reshard",
@@ -55,14 +64,20 @@ __all__ = [
 
 _LAZY = {  # what needs torch, or is not needed by the command line
     "GradientReducer": "gradients",
+    "MaskedResult": "masked",
+    "MeanVar": "statistics",
     "Resharder": "resharder",
+    "TwoStep": "two_step",
     "Work": "background",
     "all_gather": "collectives",
     "all_reduce": "collectives",
     "barrier": "collectives",
+    "block_scores": "statistics",
     "broadcast": "collectives",
     "ddp_hook": "collectives",
     "empty": "fresh",
+    "masked_all_reduce": "masked",
+    "masked_mean_var": "statistics",
     "reduce_scatter": "collectives",
     "reshard": "resharder",
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from hybridengine._core import UsageError
@@ -151,6 +152,15 @@ def allocate(shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> tor
     """Fresh contiguous host memory."""
     make = torch.zeros if zeroed else torch.empty
     return make(shape, dtype=getattr(torch, dtype))
+
+
+def zeros_when_touched(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """Zeros in fresh memory that the system clears page by page, when a page is first used."""
+    kind = getattr(torch, dtype)
+    size = math.prod(shape) * kind.itemsize
+    if size == 0:
+        return allocate(shape, dtype)
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(kind).view(shape)
 
 
 def in_segment(segment: Any, rows: list[Row], offsets: list[int]) -> list[torch.Tensor]:

@@ -21,5 +21,6 @@ void bind_transport(pybind11::module_& module);   // registry; one endpoint, for
 void bind_comm(pybind11::module_& module);        // Communicator
 void bind_collective(pybind11::module_& module);  // Collectives
 void bind_engine(pybind11::module_& module);      // Execution, Report
+void bind_masked(pybind11::module_& module);      // MaskedReduction; exchange_bytes, for tests
 
 }  // namespace hybridengine

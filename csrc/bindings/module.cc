@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   hybridengine::bind_transport(module);
   hybridengine::bind_comm(module);
   hybridengine::bind_engine(module);
+  hybridengine::bind_masked(module);
   hybridengine::bind_collective(module);
   hybridengine::bind_layout(module);
   hybridengine::bind_plan(module);

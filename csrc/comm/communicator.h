@@ -85,6 +85,10 @@ class Communicator {
   /// Tells the others how far this rank is: once per bucket or so.
   void made_progress();
 
+  /// After a peer could not be reached: waits a moment for what it, or another one, says of the
+  /// reason, and throws that; returns where nobody says anything.
+  void hear_reason();
+
   /// Tells all ranks that this one cannot go on and why, and dies. Does not throw.
   void fail(const std::string& reason) noexcept;
 

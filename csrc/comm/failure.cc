@@ -111,6 +111,14 @@ void Communicator::die_of_silence(Rank culprit, std::chrono::nanoseconds silent,
               seconds(options_.enter_timeout), ")."));
 }
 
+void Communicator::hear_reason() {
+  const auto until = Clock::now() + kTellPatience;
+  do {
+    pump(std::chrono::milliseconds(10));
+    check_lost({});
+  } while (Clock::now() < until);
+}
+
 void Communicator::fail(const std::string& reason) noexcept {
   if (!dead()) tell_all(rank_, reason);
 }

@@ -64,10 +64,40 @@ struct ReduceLoops {
   FinishLoop finish[kNumDtypes];
 };
 
+/// Masks have one bit per element, the first in the lowest bit of the first byte. They are read and
+/// written in whole words of 64 bits; bits past `count` are 0. device/mask.h says what each loop
+/// does.
+struct MaskLoops {
+  /// The floating types of 64 to 16 bits in the order of Dtype. `threshold` is exact in theirs.
+  int64_t (*predicate[4])(const std::byte* scores, int64_t count, double threshold, std::byte* bits,
+                          bool* nan);
+  /// Elements of 1, 2, 4, 8 bytes, and so are those of the next.
+  int64_t (*compact[4])(const std::byte* src, const std::byte* bits, int64_t count, std::byte* dst);
+  void (*expand[4])(const std::byte* src, const std::byte* bits, const std::byte* fill,
+                    int64_t count, std::byte* dst);
+  int64_t (*count)(const std::byte* bits, int64_t words);
+  void (*test)(const int32_t* counts, int64_t count, int32_t pattern, std::byte* bits);
+  void (*add_plane)(const std::byte* bits, int64_t count, int32_t value, int32_t* counts);
+};
+
+/// By Dtype; null where the type cannot be reduced.
+struct MaskedSumLoops {
+  using Add = int64_t (*)(const std::byte* src, const std::byte* bits, int64_t count,
+                          std::byte* accumulator, int32_t* counts);
+  void (*start[kNumDtypes])(std::byte* accumulator, int64_t count);
+  Add add_compact[kNumDtypes];
+  Add add_dense[kNumDtypes];
+  void (*finish[kNumDtypes])(const std::byte* accumulator, const int32_t* counts, int divisor,
+                             const std::byte* fill, std::byte* dst, int64_t count);
+  void (*remember[kNumDtypes])(const std::byte* src, std::byte* residual, int64_t count);
+};
+
 struct Loops {
   const CopyLoops& copy;
   const ConvertLoops& convert;
   const ReduceLoops& reduce;
+  const MaskLoops& mask;
+  const MaskedSumLoops& masked_sum;
 };
 
 }  // namespace hybridengine

@@ -168,6 +168,7 @@ class Execution {
   // pull.cc
   bool pulls_well(const Bucket& bucket) const;
   StridedEnd remote_end(const Item& item) const;
+  void read_peer(Rank peer, std::span<const RemoteRun> runs);
   void pull(const Bucket& bucket);
 
   const Bucket& bucket_of(int32_t id) const { return schedule_->buckets()[id]; }

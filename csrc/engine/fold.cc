@@ -54,8 +54,10 @@ class Folder {
 /// Runs that wait until a block's worth of contributions of others can be read in one go.
 class BlockReader {
  public:
-  BlockReader(PeerMemory* memory, std::vector<Rank> peers)
-      : memory_(memory), peers_(std::move(peers)), reads_(peers_.size()) {
+  using Read = std::function<void(Rank, std::span<const RemoteRun>)>;
+
+  BlockReader(Read read, std::vector<Rank> peers)
+      : read_(std::move(read)), peers_(std::move(peers)), reads_(peers_.size()) {
     scratch_.resize(peers_.size() * kBlockBytes);
   }
 
@@ -80,7 +82,7 @@ class BlockReader {
 
   void flush() {
     for (size_t peer = 0; peer < peers_.size(); ++peer)
-      if (!reads_[peer].empty()) memory_->read(peers_[peer], reads_[peer]);
+      if (!reads_[peer].empty()) read_(peers_[peer], reads_[peer]);
     for (const Pending& run : pending_)
       (*run.folder)(std::span(srcs_).subspan(run.first, run.count), run.dst, run.elems);
     for (auto& reads : reads_) reads.clear();
@@ -105,7 +107,7 @@ class BlockReader {
     size_t first, count;  // of srcs_
   };
 
-  PeerMemory* memory_;
+  Read read_;
   std::vector<Rank> peers_;
   std::vector<std::vector<RemoteRun>> reads_;  // by peer
   std::vector<std::byte> scratch_;
@@ -223,7 +225,8 @@ Execution::FoldSources Execution::sources_of(int32_t id) const {
 
 void Execution::fold(int32_t id) {
   const FoldSources sources = sources_of(id);
-  BlockReader blocks(comm_.transport().peer_memory(), sources.peers);
+  BlockReader blocks([this](Rank peer, std::span<const RemoteRun> runs) { read_peer(peer, runs); },
+                     sources.peers);
   std::map<std::pair<Dtype, Dtype>, Folder> folders;
   for (const Part& part : parts_of(id)) {
     const Move& move = move_of(*part.items.front());

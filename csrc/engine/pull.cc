@@ -3,6 +3,7 @@
 //
 // Each run (see runs.h) is one entry of a system call, so short runs make reading slow: such
 // buckets go through staging instead.
+#include "base/error.h"
 #include "base/trace.h"
 #include "engine/execution.h"
 #include "engine/runs.h"
@@ -38,6 +39,16 @@ StridedEnd Execution::remote_end(const Item& item) const {
   return resolve(tables_.of_peer(move.src, local), plan.src_place(move, item.box), item.box);
 }
 
+/// A peer that is gone may have gone because of a third one: that one is to be named.
+void Execution::read_peer(Rank peer, std::span<const RemoteRun> runs) {
+  try {
+    comm_.transport().peer_memory()->read(peer, runs);
+  } catch (const TransportError&) {
+    comm_.hear_reason();
+    throw;
+  }
+}
+
 void Execution::pull(const Bucket& bucket) {
   TraceSpan span(Subsystem::kEngine, "pull");
   span.arg("peer", bucket.src).arg("bytes", bucket.num_bytes);
@@ -53,7 +64,7 @@ void Execution::pull(const Bucket& bucket) {
                             static_cast<size_t>(elems * elem_bytes)});
     });
   }
-  comm_.transport().peer_memory()->read(bucket.src, pull_runs_);
+  read_peer(bucket.src, pull_runs_);
   report_.unpack_seconds +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

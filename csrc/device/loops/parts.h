@@ -21,6 +21,8 @@ namespace hybridengine::HE_ISA {
 extern const CopyLoops kCopyLoops;
 extern const ConvertLoops kConvertLoops;
 extern const ReduceLoops kReduceLoops;
+extern const MaskLoops kMaskLoops;
+extern const MaskedSumLoops kMaskedSumLoops;
 
 // CopyLoops::transpose, by bytes of an element.
 void transpose_1(const std::byte* src, std::byte* dst, const Block& block);

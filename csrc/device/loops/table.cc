@@ -4,6 +4,6 @@
 
 namespace hybridengine::HE_ISA {
 
-const Loops kLoops{kCopyLoops, kConvertLoops, kReduceLoops};
+const Loops kLoops{kCopyLoops, kConvertLoops, kReduceLoops, kMaskLoops, kMaskedSumLoops};
 
 }  // namespace hybridengine::HE_ISA

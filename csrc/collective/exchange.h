@@ -1,0 +1,99 @@
+// Exchange: packets of any size between all ranks, through slots of the receivers' staging.
+//
+// Vocabulary: a *stream* is an ordered sequence of packets from one rank to another; every ordered
+// pair of ranks has the same number of streams. A receiver has a fixed number of *slots* per stream
+// and peer. It grants them in order; the sender fills the next granted slot and says how many bytes
+// landed; the receiver reads them where they lie and releases the slot, which is granted again. How
+// many packets a stream has, both ends know beforehand; how large each is, only its sender.
+//
+// Memory: slots are all there is, (world - 1) * sum of slots * slot_bytes. Nothing here blocks but
+// wait(), and only when there is nothing to do, so ranks cannot wait in a ring. Deadlines, dead
+// peers and Ctrl-C are the communicator's. On a transport without payload packets keep their sizes
+// and have no bytes.
+//
+// What it is not: aware of what packets hold. Called by the collectives that cannot be planned,
+// within a call of the communicator.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/span.h"
+#include "comm/communicator.h"
+
+namespace hybridengine {
+
+class Exchange {
+ public:
+  /// `num_slots` are those of each stream. `plan` is a digest of what the ranks agreed on: a peer
+  /// that does something else is a TransportError. All of it is alike on all ranks.
+  Exchange(Communicator& comm, uint64_t plan, size_t slot_bytes, std::vector<int> num_slots);
+
+  /// How many packets the stream from and to a peer has. Before start().
+  void expect(Rank peer, int stream, int64_t num_packets);
+  void promise(Rank peer, int stream, int64_t num_packets);
+  /// Grants the first slots. Throws UsageError where there is no memory for them.
+  void start();
+
+  /// Takes what has arrived. Throws as Communicator::drain does.
+  void poll();
+
+  /// Whether the next packet of the stream to `peer` may be written now.
+  bool may_send(Rank peer, int stream) const;
+  /// Where: slot_bytes, and kSlack more that may be overwritten; no address without payload.
+  Span next_slot(Rank peer, int stream);
+  /// It has been written.
+  void send(Rank peer, int stream, size_t bytes);
+
+  /// The oldest packet from `peer` that has landed, until release(); null while there is none.
+  const Span* landed(Rank peer, int stream) const;
+  void release(Rank peer, int stream);
+
+  /// Whether every packet was sent, and every one released.
+  bool done() const { return open_packets_ == 0; }
+  /// Until something arrives. `doing` is for errors: "arrival of contributions". Throws as
+  /// Communicator::wait does.
+  void wait(const std::string& doing);
+
+  int64_t sent_bytes() const { return sent_bytes_; }
+  int64_t staging_bytes() const { return staging_bytes_; }
+  double wait_seconds() const { return wait_seconds_; }
+
+  /// Room behind each slot: vector code reads and writes past the end of a packet.
+  static constexpr size_t kSlack = 128;
+
+ private:
+  struct Incoming {
+    int64_t expected = 0, granted = 0, released = 0;
+    size_t offset_bytes = 0;  // of its first slot in staging
+    std::deque<Span> landed;  // not released
+  };
+  struct Outgoing {
+    int64_t promised = 0, sent = 0;
+    std::deque<uint64_t> granted;  // offsets in the peer's staging
+  };
+
+  size_t lane(Rank peer, int stream) const {
+    return static_cast<size_t>(peer) * num_slots_.size() + static_cast<size_t>(stream);
+  }
+  void grant(Rank peer, int stream);
+  bool take(const Message& message, Rank peer);
+  Message message(MessageKind kind, int64_t packet, int stream) const;
+
+  Communicator& comm_;
+  uint64_t plan_;
+  size_t slot_bytes_, pitch_bytes_;
+  std::vector<int> num_slots_;
+  Span staging_;
+  std::vector<Incoming> incoming_;  // by lane
+  std::vector<Outgoing> outgoing_;  // by lane
+  int64_t open_packets_ = 0;
+  int64_t sent_bytes_ = 0, staging_bytes_ = 0;
+  double wait_seconds_ = 0;
+  std::vector<Arrival> arrivals_;
+};
+
+}  // namespace hybridengine

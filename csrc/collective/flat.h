@@ -1,0 +1,41 @@
+// FlatMemory: a tensor as one row of elements in row-major order, whatever its strides.
+//
+// What it is not: an owner. Called by the collectives that cut tensors without regard to dims.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/memory.h"
+
+namespace hybridengine {
+
+class FlatMemory {
+ public:
+  FlatMemory() = default;
+  explicit FlatMemory(const TensorMemory& memory);
+
+  int64_t num_elems() const { return num_elems_; }
+  Dtype dtype() const { return memory_.dtype; }
+  size_t elem_bytes() const { return dtype_bytes(memory_.dtype); }
+
+  /// Whether the elements lie one after the other, so that at() may be used.
+  bool direct() const { return direct_; }
+  std::byte* at(int64_t elem) const {
+    return memory_.data + elem * static_cast<int64_t>(elem_bytes());
+  }
+
+  /// Copies elements [begin, end) to contiguous memory, or from there.
+  void read(int64_t begin, int64_t end, std::byte* dst) const;
+  void write(int64_t begin, int64_t end, const std::byte* src) const;
+
+ private:
+  template <class Copy>
+  void each_box(int64_t begin, int64_t end, const Copy& copy) const;
+
+  TensorMemory memory_;
+  int64_t num_elems_ = 0;
+  bool direct_ = true;
+};
+
+}  // namespace hybridengine
