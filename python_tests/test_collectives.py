@@ -300,7 +300,6 @@ def reduce_gradients(comm: Communicator, sync_every: int) -> list[torch.Tensor]:
     return [each.grad for each in model.parameters()]
 
 
-@pytest.mark.threads
 @pytest.mark.parametrize("sync_every", [1, 2, 4])
 def test_gradients_are_those_of_all_ranks(sync_every):
     world = 3

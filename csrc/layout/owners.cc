@@ -191,8 +191,8 @@ class Dealer {
     });
     std::vector<std::string> names;
     for (const TensorInfo& info : spec_->tensors()) names.push_back(info.name);
-    std::vector<LocalTensor> locals;
-    std::vector<Piece> pieces;
+    Table<LocalTensor> locals;
+    Table<Piece> pieces;
     for (const Owned& each : owned_) {
       if (locals.empty() || locals.back().rank != each.rank || locals.back().name != each.tensor) {
         locals.push_back({each.rank, each.tensor, spec_->tensors()[each.tensor].dtype, {}});
