@@ -18,6 +18,7 @@ from hybridengine._bench.pattern import poison
 from hybridengine._bench.record import Case, Volume
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
+from hybridengine.collectives import BucketBytes, Op
 
 _DEFAULT_RANKS = 2
 _OPS = ("sum",)
@@ -39,12 +40,13 @@ class CollectiveJob:
     data: Any = None
 
     @property
-    def op(self) -> str:
+    def op(self) -> Op:
         return REDOPS[self.case.op]
 
     @property
-    def bucket_bytes(self) -> int | str:
-        return self.options.fusion_bytes if self.case.setting is None else self.case.setting
+    def bucket_bytes(self) -> BucketBytes:
+        setting: BucketBytes | None = self.case.setting
+        return self.options.fusion_bytes if setting is None else setting
 
     def copy_inputs(self) -> None:
         """Into the outputs, where a call works in place but the row does not."""

@@ -14,7 +14,7 @@ SUMMARY = "two JSON files of rows side by side"
 # What makes two rows the same measurement.
 _KEYS = (
     *("bench", "case", "size", "type", "redop", "root", "src", "dst", "model", "num_tensors"),
-    *("num_ranks", "transport", "rival"),
+    *("num_ranks", "transport", "rival", "threshold", "granularity"),
 )
 _HALVES = ("out_of_place", "in_place")
 

@@ -10,10 +10,13 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridengine import _core
 from hybridengine._core import UsageError
+
+if TYPE_CHECKING:
+    from hybridengine.collectives import BucketBytes, Op
 
 # nccl-tests' names of element types, and torch's.
 DTYPES = {
@@ -30,7 +33,7 @@ DTYPES = {
 }
 AVERAGES = {0: "of rank 0", 1: "mean over ranks", 2: "fastest rank", 3: "slowest rank"}
 # nccl-tests' names of reductions, and ours.
-REDOPS = {"sum": "sum", "max": "max", "min": "min", "avg": "mean"}
+REDOPS: dict[str, Op] = {"sum": "sum", "max": "max", "min": "min", "avg": "mean"}
 _NOT_OFFERED = ("prod", "mulsum")
 GRANULARITIES = ("row", "element", "tensor")
 _DEFAULT_END = 32 << 20
@@ -64,7 +67,7 @@ class Options:
     out: str = "torch"
     only: tuple[str, ...] = ()
     redops: tuple[str, ...] = ()
-    fusion_bytes: int | str = "auto"
+    fusion_bytes: BucketBytes = "auto"
     sweep: str | None = None
     picture: str | None = None
     threshold: float = 0.5
@@ -141,9 +144,9 @@ def redops(text: str) -> tuple[str, ...]:
     return (text,)
 
 
-def fusion(text: str) -> int | str:
+def fusion(text: str) -> BucketBytes:
     if text == "auto":
-        return text
+        return "auto"
     num_bytes = size(text)
     if num_bytes == 0:
         raise argparse.ArgumentTypeError("a bucket of 0 bytes holds nothing; write auto or 32M")

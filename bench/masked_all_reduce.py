@@ -25,6 +25,7 @@ from hybridengine._bench.pattern import PERIOD, as_bits, mixed_numbers, periodic
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
+from hybridengine.collectives import BucketBytes
 
 _OPS = ("avg", "sum")
 _TYPES = ("float32", "float64", "float16", "bfloat16")
@@ -49,7 +50,7 @@ class MaskedJob(CollectiveJob):
         return self.options.threshold if density is None else 1.0 - float(density)
 
     @property
-    def bucket_bytes(self) -> int | str:
+    def bucket_bytes(self) -> BucketBytes:
         return self.options.fusion_bytes
 
     def score_table(self, rank: int) -> torch.Tensor:
@@ -115,6 +116,7 @@ def _run(job: MaskedJob) -> Any:
         granularity=job.options.granularity,
         out=job.inputs if job.in_place else None,
         comm=job.world.comm,
+        bucket_bytes=job.bucket_bytes,
     )
 
 
@@ -129,7 +131,7 @@ def dense(world: World, job: MaskedJob) -> Callable[[], Any]:
 
 
 def _count_wrong(job: MaskedJob, results: Any) -> int:
-    """`results` are None where a dense rival ran."""
+    """Of values and of counts, where there are any. `results` are None where a dense rival ran."""
     if results is None:
         whole = job.data.result(job.case.op)
         ends = zip(job.outputs, job.starts, strict=True)
@@ -148,6 +150,9 @@ def _count_wrong(job: MaskedJob, results: Any) -> int:
             values = [periodic(each, begin, count * width).view(count, width) for each in sources]
             found = tensor.view(-1)[first * width : (first + count) * width]
             wrong += int((as_bits(found) != as_bits(masked(job.op, kept, values))).sum())
+            if results.counts is not None:
+                counted = results.counts[at].view(-1)[first : first + count]
+                wrong += int((counted != torch.stack(kept).sum(dim=0)).sum())
     return wrong
 
 

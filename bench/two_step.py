@@ -37,17 +37,22 @@ _GLOO_BUCKET_ELEMS = (25 << 20) // 2  # the bucket size of DistributedDataParall
 
 @dataclass
 class UpdateJob:
-    """`starts` say where in the flattened model a tensor begins."""
+    """The model is one flat tensor, and so are its gradients; the module has views of them, and
+    `starts` say where each begins. `results` are generation's tensors."""
 
     world: World
     options: Options
     layout: Layout
     module: torch.nn.Module
     starts: dict[str, int]
+    weights: torch.Tensor
+    gradients: torch.Tensor
     round: int = -1
+    fills: int = 0
+    before: Any = None  # Exact, of this round
+    summands: Any = None
     two_step: Any = None
-    weights: Any = field(default=None)  # Exact, of this round
-    gradients: Any = field(default=None)
+    results: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -77,13 +82,19 @@ def _cases(options: Options) -> list[Case]:
 
 def _setup(world: World, options: Options, case: Case, in_place: bool) -> UpdateJob:
     layout = _layout(options, world.size)
-    starts, module, total = {}, torch.nn.Module(), 0
-    for name, shape, _ in layout.spec.tensors:
-        starts[name] = total
-        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16))
+    tensors = layout.spec.tensors
+    sizes = [math.prod(shape) for _, shape, _ in tensors]
+    starts = {name: sum(sizes[:i]) for i, (name, _, _) in enumerate(tensors)}
+    part = -(-sum(sizes) // world.size)  # of every rank, for the rival
+    weights = torch.zeros(part * world.size, dtype=torch.bfloat16)
+    gradients = torch.zeros_like(weights)
+    module = torch.nn.Module()
+    for (name, shape, _), size in zip(tensors, sizes, strict=True):
+        place = slice(starts[name], starts[name] + size)
+        parameter = torch.nn.Parameter(weights[place].view(shape))
+        parameter.grad = gradients[place].view(shape)
         _register(module, name, parameter)
-        total += parameter.numel()
-    return UpdateJob(world, options, layout, module, starts)
+    return UpdateJob(world, options, layout, module, starts, weights, gradients)
 
 
 def _register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
@@ -97,47 +108,45 @@ def _register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter)
 
 def _fill(job: UpdateJob, number: int) -> None:
     """Weights, this rank's gradients, and an update that has done no step yet."""
-    job.round = number
-    job.weights = Exact(_DTYPE, 1, number)
-    job.gradients = Exact(_DTYPE, job.world.size, number)
-    weights, mine = job.weights.source(0), job.gradients.source(job.world.rank)
-    for name, parameter in job.module.named_parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        for tensor, table in ((parameter.detach(), weights), (parameter.grad, mine)):
-            write(tensor, table, job.starts[name])
-            tensor.mul_(_SCALE)
+    job.round, job.fills, job.two_step = number, job.fills + 1, None
+    job.before = Exact(_DTYPE, 1, number)
+    job.summands = Exact(_DTYPE, job.world.size, number)
+    tables = job.before.source(0), job.summands.source(job.world.rank)
+    for tensor, table in zip((job.weights, job.gradients), tables, strict=True):
+        write(tensor, table, 0)
+        tensor.mul_(_SCALE)
     job.two_step = hybridengine.TwoStep(job.module, optimizer, job.layout, comm=job.world.comm)
+    job.results = job.two_step.generation
 
 
-def _run(job: UpdateJob) -> dict[str, torch.Tensor]:
+def _run(job: UpdateJob) -> None:
     job.two_step.step()
-    results: dict[str, torch.Tensor] = job.two_step.generation
-    return results
 
 
-def _count_wrong(job: UpdateJob, results: dict[str, torch.Tensor]) -> int:
-    """Tensor by tensor: one step of the optimizer on the whole tensor in fp32."""
-    weights, total = job.weights.source(0), job.gradients.result("sum")
+def _count_wrong(job: UpdateJob, results: None) -> int:
+    """Of generation's weights and of those in training, tensor by tensor."""
+    before, total = job.before.source(0), job.summands.result("sum")
     pieces: dict[str, list[Any]] = {}
     for name, *place in job.layout.pieces(job.world.rank):
         pieces.setdefault(name, []).append(place)
+    named = dict(job.module.named_parameters())
     wrong = 0
     for name, shape, _ in job.layout.spec.tensors:
-        whole = _updated(shape, weights, total, job.starts[name])
+        whole = _updated(shape, before, total, job.starts[name])
+        wrong += int((named[name] != whole).sum())
         for local, start, size, offset, strides in pieces.get(name, []):
             box = whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
-            found = memory.view(results[local], size, strides, offset)
+            found = memory.view(job.results[local], size, strides, offset)
             wrong += int((found != box).sum())
     return wrong
 
 
 def _updated(
-    shape: tuple[int, ...], weights: torch.Tensor, gradient: torch.Tensor, start: int
+    shape: tuple[int, ...], before: torch.Tensor, gradient: torch.Tensor, start: int
 ) -> torch.Tensor:
-    """A tensor after the first step."""
+    """A tensor after one step of the optimizer on the whole of it, in float32."""
     parts = []
-    for table in (weights, gradient):
+    for table in (before, gradient):
         part = torch.empty(shape, dtype=torch.bfloat16)
         write(part, table, start)
         parts.append(part.mul_(_SCALE).float())
@@ -159,57 +168,51 @@ def _volume(job: UpdateJob) -> Volume:
 
 
 class _FlatUpdate:
-    """The rival's state: one flat model, of which this rank updates a part."""
+    """The rival's state: this rank's part of the flat model, in float32."""
 
     def __init__(self, job: UpdateJob, group: Any) -> None:
-        self._job, self._group, world = job, group, job.world
-        named = dict(job.module.named_parameters())
-        elems = sum(parameter.numel() for parameter in named.values())
-        part = -(-elems // world.size)
-        self._weights = torch.zeros(part * world.size, dtype=torch.bfloat16)
-        self._gradients = torch.zeros_like(self._weights)
-        for name, parameter in named.items():
-            begin = job.starts[name]
-            end = begin + parameter.numel()
-            self._weights[begin:end] = parameter.detach().view(-1)
-            self._gradients[begin:end] = parameter.grad.view(-1)  # type: ignore[union-attr]
-        self._mine = slice(world.rank * part, (world.rank + 1) * part)
-        self._master = torch.nn.Parameter(self._weights[self._mine].float())
+        job.two_step = None  # frees its memory
+        self._job, self._group = job, group
+        part = job.weights.numel() // job.world.size
+        self._mine = slice(job.world.rank * part, (job.world.rank + 1) * part)
+        self._master = torch.nn.Parameter(job.weights[self._mine].float())
         self._optimizer = optimizer([self._master])
-        self._results = {
-            name: memory.allocate(shape, dtype, zeroed=True)
-            for name, shape, dtype in job.layout.locals(world.rank)
-        }
-        self._shapes = {name: shape for name, shape, _ in job.layout.spec.tensors}
+        shapes = {name: shape for name, shape, _ in job.layout.spec.tensors}
+        self._copies = [
+            (
+                memory.view(job.results[local], size, strides, offset),
+                _box(job, name, shapes[name], start, size),
+            )
+            for name, local, start, size, offset, strides in job.layout.pieces(job.world.rank)
+        ]
 
-    def step(self) -> dict[str, torch.Tensor]:
-        for bucket in torch.split(self._gradients, _GLOO_BUCKET_ELEMS):
+    def step(self) -> None:
+        job = self._job
+        for bucket in torch.split(job.gradients, _GLOO_BUCKET_ELEMS):
             dist.all_reduce(bucket, group=self._group)
-        self._master.grad = self._gradients[self._mine].float()
+        self._master.grad = job.gradients[self._mine].float()
         self._optimizer.step()
         mine = self._master.detach().to(torch.bfloat16)
-        all_gather_single(
-            self._weights.view(torch.uint8), mine.view(torch.uint8), group=self._group
-        )
-        job = self._job
-        for name, local, start, size, offset, strides in job.layout.pieces(job.world.rank):
-            shape, begin = self._shapes[name], job.starts[name]
-            whole = self._weights[begin : begin + math.prod(shape)].view(shape)
-            box = whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
-            memory.view(self._results[local], size, strides, offset).copy_(box)
-        return self._results
+        all_gather_single(job.weights.view(torch.uint8), mine.view(torch.uint8), group=self._group)
+        for place, box in self._copies:
+            place.copy_(box)
+
+
+def _box(job: UpdateJob, name: str, shape: tuple[int, ...], start: Any, size: Any) -> torch.Tensor:
+    whole = job.weights[job.starts[name] :][: math.prod(shape)].view(shape)
+    return whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
 
 
 def gloo_update(world: World, job: UpdateJob) -> Callable[[], Any]:
-    """Begins anew where the job's round has changed."""
+    """Begins anew where the job was filled since."""
     group = world.gloo_group(list(range(world.size)))
     state: dict[int, _FlatUpdate] = {}
 
-    def run() -> dict[str, torch.Tensor]:
-        if job.round not in state:
+    def run() -> None:
+        if job.fills not in state:
             state.clear()
-            state[job.round] = _FlatUpdate(job, group)
-        return state[job.round].step()
+            state[job.fills] = _FlatUpdate(job, group)
+        state[job.fills].step()
 
     return run
 

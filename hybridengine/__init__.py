@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hybridengine.masked import MaskedResult, masked_all_reduce
     from hybridengine.resharder import Resharder, reshard
     from hybridengine.statistics import MeanVar, block_scores, masked_mean_var
+    from hybridengine.two_step import TwoStep
 
 __all__ = [
     "Communicator",
@@ -44,6 +45,7 @@ __all__ = [
     "Spec",
     "TimeoutError",
     "TransportError",
+    "TwoStep",
     "UsageError",
     "Work",
     "all_gather",
@@ -65,6 +67,7 @@ _LAZY = {  # what needs torch, or is not needed by the command line
     "MaskedResult": "masked",
     "MeanVar": "statistics",
     "Resharder": "resharder",
+    "TwoStep": "two_step",
     "Work": "background",
     "all_gather": "collectives",
     "all_reduce": "collectives",

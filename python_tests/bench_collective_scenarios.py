@@ -2,7 +2,13 @@
 
 from dataclasses import replace
 
-from hybridengine._bench import all_gather, all_reduce, masked_all_reduce, reduce_scatter
+from hybridengine._bench import (
+    all_gather,
+    all_reduce,
+    masked_all_reduce,
+    reduce_scatter,
+    two_step,
+)
 from hybridengine._bench.pattern import as_bits
 
 BENCHES = {
@@ -60,3 +66,13 @@ def mask_and_spoil(job):
 
 
 SPOILED_MASK = replace(masked_all_reduce.BENCH, run=mask_and_spoil)
+
+
+def update_and_spoil(job):
+    """After the step, one weight of generation's on one rank."""
+    two_step.BENCH.run(job)
+    if job.round > 0 and job.world.rank == 1:
+        as_bits(job.results["model.norm.weight"])[5] ^= 1
+
+
+SPOILED_UPDATE = replace(two_step.BENCH, run=update_and_spoil)

@@ -44,9 +44,7 @@ def test_a_kept_link_is_read_and_others_stay():
 def test_the_file_is_read_once_in_a_process():
     assert link_model.pick_bucket("shm", 2, MIB) == 4 * MIB
     link_model.path().parent.mkdir(parents=True)
-    model = {"array_bytes": MIB, "alpha_us": 1.0, "rates": {str(MIB): 5000.0}}
-    text = json.dumps({"schema_version": 1, "links": {"shm/2": model}})
-    link_model.path().write_text(text)
+    link_model.path().write_text(file_with(rates={str(MIB): 5000.0}))
     assert link_model.pick_bucket("shm", 2, MIB) == 4 * MIB
     link_model.forget()
     assert link_model.pick_bucket("shm", 2, MIB) == MIB
@@ -82,18 +80,26 @@ def test_odd_measurements_leave_a_usable_model(times):
     assert model.best_bucket(64 * MIB) == min(times, key=times.get)
 
 
+LINK = {"array_bytes": 8, "alpha_us": 1.0, "rates": {"4": 1.0}}
+
+
+def file_with(**changes) -> str:
+    return json.dumps({"schema_version": 1, "links": {"shm/2": LINK | changes}})
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "no json",
         "[]",
         "{}",
-        '{"schema_version": 2, "links": {}}',
-        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": -1, "rates": {"4": 1}}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1, "rates": {"4": 0}}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1, "rates": {"x": 1}}}}',
-        '{"schema_version": 1, "links": {"shm/2": {"array_bytes": 8, "alpha_us": 1, "rates": {}}}}',
+        file_with().replace("1,", "2,", 1),
+        file_with(rates=None),
+        file_with(array_bytes=0),
+        file_with(alpha_us=-1),
+        file_with(rates={"4": 0}),
+        file_with(rates={"x": 1}),
+        file_with(rates={}),
     ],
 )
 def test_a_damaged_file_is_warned_about_and_not_used(capfd, text):

@@ -43,6 +43,7 @@ _TORCH_EXCEPTIONS = {
     "comm.py": "meets through the store of torch.distributed when a process group exists",
     "launch.py": "local ranks and torchrun's environment",
     "models.py": "reads checkpoints into torch tensors",
+    "optimizers.py": "optimizers are torch's, and so are their parameters",
 }
 # Packages built on top of the core; there torch is at home.
 _ABOVE_THE_CORE = {"integrations", "rlhf"}

@@ -8,6 +8,9 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
+#include "layout/owners.h"
+#include "layout/subset.h"
+#include "layout/update.h"
 
 namespace py = pybind11;
 
@@ -186,6 +189,44 @@ void bind_rule(py::module_& module) {
       .def("__eq__", [](const LayoutRule& a, const LayoutRule& b) { return a == b; });
 }
 
+void bind_derived(py::module_& module) {
+  const auto mutable_pointer = [](const LayoutPtr& layout) {
+    return std::const_pointer_cast<Layout>(layout);
+  };
+  using Held = std::shared_ptr<Layout>;
+  module.def(
+      "owners_of",
+      [=](const Held& layout, const std::string& dtype) {
+        return mutable_pointer(owners_of(layout, parse_dtype(dtype)));
+      },
+      py::arg("layout"), py::arg("dtype"),
+      "The layout in which each element belongs to one of its holders, in flat local tensors.");
+  module.def(
+      "select_tensors",
+      [=](const Held& layout, const std::vector<std::string>& names) {
+        return mutable_pointer(select_tensors(layout, names));
+      },
+      py::arg("layout"), py::arg("names"), "The layout of these tensors alone.");
+  module.def(
+      "common_part",
+      [=](const Held& layout, const Held& other) {
+        return mutable_pointer(common_part(layout, other));
+      },
+      py::arg("layout"), py::arg("other"),
+      "The layout cut down to what each rank has in the other one too; None if that is not all.");
+  module.def(
+      "without_copies", [=](const Held& layout) { return mutable_pointer(without_copies(layout)); },
+      py::arg("layout"), "The layout without what tensor parallel ranks hold alike.");
+  module.def(
+      "make_update",
+      [=](const Held& owners, const Held& train, const Held& gen) {
+        const Update update = make_update(owners, train, gen);
+        return std::pair(mutable_pointer(update.src), mutable_pointer(update.dst));
+      },
+      py::arg("owners"), py::arg("train"), py::arg("gen"),
+      "The source and destination of the movement from owners to training and generation.");
+}
+
 }  // namespace
 
 void bind_layout(py::module_& module) {
@@ -235,6 +276,7 @@ void bind_layout(py::module_& module) {
         return std::const_pointer_cast<Layout>(hybridengine::bind(rule, spec));
       },
       py::arg("rule"), py::arg("spec"));
+  bind_derived(module);
 }
 
 }  // namespace hybridengine
