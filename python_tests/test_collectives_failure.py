@@ -1,4 +1,4 @@
-"""Collectives when a rank stays away, dies or is interrupted; and that many leave nothing behind."""
+"""Collectives when a rank stays away, dies or is interrupted; many of them leave nothing behind."""
 
 from __future__ import annotations
 
