@@ -74,6 +74,8 @@ def draw_chart(axes: Any, chart: Chart) -> None:
     axes.set_ylabel(chart.y_label)
     if chart.log_x:
         axes.set_xscale("log", base=2)
+        places = sorted({x for curve in chart.curves for x in curve.x})
+        axes.set_xticks(places, labels=[f"{x:g}" for x in places])
     if chart.log_y:
         axes.set_yscale("log")
     axes.grid(True, alpha=0.3)

@@ -21,7 +21,7 @@ from hybridengine import _core
 from hybridengine._bench import all_reduce, harness, move, plot, results
 from hybridengine._bench.bucket_sweep import size_text
 from hybridengine._bench.flags import Options, parse
-from hybridengine._bench.planner import plain_rule
+from hybridengine._bench.planner_cases import plain_rule
 from hybridengine._bench.record import Bench, Case
 from hybridengine._bench.world import World, run_on_ranks, under_torchrun
 from hybridengine._core import UsageError

@@ -102,6 +102,9 @@ class Resharder:
         self._names = [name for name, _, _ in self._rows]
         self._padded = set(self.dst.core.padded(self.comm.rank))
         self._aliased = [i for i, name in enumerate(self._names) if name in self._views]
+        bounds = {row["rank"]: row["bound_bytes"] for row in self.plan.certificate.ranks}
+        self._bound_bytes = bounds.get(self.comm.rank, 0)
+        self._written = None if self._targets is None else self._by_name(self._targets)
         self._fresh = FreshTensors(self.dst, self.comm)
         self._runs = 0
         self._read = self.comm.core.pull and any(each.out is not None for each in statements)
@@ -227,7 +230,7 @@ class Resharder:
             )
             execution.advance()
         self._set_report(execution, [self._names[i] for i in aliased])
-        return self._with_aliases(dict(zip(self._names, targets, strict=True)))
+        return self._by_name(targets) if self._written is None else self._written.copy()
 
     def _use_huge_pages(self) -> None:
         """Once, before the second run: what is read where it lies is then read at full speed. It
@@ -285,19 +288,20 @@ class Resharder:
                 del tensor  # the callee's alone, before memory for the next is made
         self._set_report(execution, [])
 
-    def _with_aliases(self, result: dict[str, Any]) -> dict[str, Any]:
+    def _by_name(self, targets: list[Any]) -> dict[str, Any]:
+        """Destination tensors, in layout order, by their names and those of tied tensors."""
+        result = dict(zip(self._names, targets, strict=True))
         for alias, name in self._aliases:
             if name in result:
                 result[alias] = result[name]
         return result
 
     def _set_report(self, execution: Any, aliased: list[str]) -> None:
-        bounds = {row["rank"]: row["bound_bytes"] for row in self.plan.certificate.ranks}
         self.report = Report.from_core(
             execution.report(),
             rank=self.comm.rank,
             transport=self.comm.transport,
-            bound_bytes=bounds.get(self.comm.rank, 0),
+            bound_bytes=self._bound_bytes,
             tensors_sent=self._counts[0],
             tensors_applied=self._counts[1],
             aliased=aliased,

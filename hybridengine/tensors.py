@@ -6,6 +6,7 @@ tensors share storage. Names and shapes leave it as plain values.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -163,16 +164,22 @@ def zeros_when_touched(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 
 def in_segment(segment: Any, rows: list[Row], offsets: list[int]) -> list[torch.Tensor]:
-    """Tensors of those shapes and dtypes at `offsets` (bytes) of a segment, which they keep."""
+    """Tensors of those shapes and dtypes at `offsets` (bytes, multiples of every element size, the
+    last one the end) of a segment, which they keep."""
     if offsets[-1] == 0:
         return [allocate(shape, dtype) for _, shape, dtype in rows]
-    base = torch.frombuffer(segment, dtype=torch.uint8)
-    tensors = []
-    for (_, shape, dtype), start, end in zip(rows, offsets, offsets[1:], strict=False):
-        size = math.prod(shape) * getattr(torch, dtype).itemsize
-        part = base[start : start + size] if end > start else base[:0]
-        tensors.append(part.view(getattr(torch, dtype)).view(shape))
-    return tensors
+    base = torch.frombuffer(segment, dtype=torch.uint8)[: offsets[-1]]
+    whole = {dtype: base.view(getattr(torch, dtype)) for dtype in {row[2] for row in rows}}
+    return [
+        whole[dtype].as_strided(shape, _row_major(shape), start // whole[dtype].element_size())
+        for (_, shape, dtype), start in zip(rows, offsets, strict=False)
+    ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def view(

@@ -21,9 +21,15 @@ from typing import Any
 
 from hybridengine.comm import Communicator
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["hybridengine.resharder", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+# One server forks the processes of all tests: what they need is named here, once.
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    [
+        "hybridengine.resharder",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "transport_world",
+    ]
 )
 
 
@@ -63,8 +69,8 @@ class Ranks:
         self._pipes = []
         self.processes = []
         for rank in range(world):
-            ours, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
                 target=_rank_main,
                 args=(theirs, path, rank, world, transport, timeout, _address(function), args),
                 daemon=True,

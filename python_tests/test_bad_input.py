@@ -15,6 +15,8 @@ from ranks import run_threads, thread_outcomes
 import hybridengine
 from hybridengine import Communicator, Layout, Resharder, Spec, TransportError, UsageError, reshard
 
+pytestmark = pytest.mark.threads
+
 
 def refused(world: int, call: Callable[[Communicator], object], transport: str = "loopback") -> str:
     """The one text of the UsageError that every rank raises from `call`, at once; afterwards the

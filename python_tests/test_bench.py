@@ -11,9 +11,11 @@ import torch
 
 import hybridengine
 from hybridengine import _core, cli
-from hybridengine._bench import command, flags, planner, results, send_recv
+from hybridengine._bench import command, flags, planner, planner_cases, results, send_recv
 from hybridengine.launch import run_local
 from hybridengine.spec import Spec
+
+pytestmark = pytest.mark.python
 
 # Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
 CONFIG = {
@@ -265,8 +267,8 @@ def test_compare(bench, tmp_path):
 
 
 def test_planner(bench, tmp_path, monkeypatch):
-    small = {"small": lambda: planner.matrices_case(30, [_core.Cut(1, 0, "even")])}
-    monkeypatch.setattr(planner, "_CASES", {**small, "moe": planner.moe_case})
+    small = {"small": lambda: planner_cases.matrices_case(30, [_core.Cut(1, 0, "even")])}
+    monkeypatch.setattr(planner, "CASES", {**small, "moe": planner_cases.moe_case})
     path = tmp_path / "p.json"
     code, out, err = bench("planner", "--only", "small", "-n", "3", "--json", str(path))
     assert (code, err) == (0, "")
@@ -275,6 +277,7 @@ def test_planner(bench, tmp_path, monkeypatch):
     assert row["num_tensors"] == 30
     assert row["received_over_bound"] == 1.0
     assert all(row[f"{name}_seconds"] > 0 for name in ("bind", "plan", "schedule"))
+    assert 1 < row["peak_mb"] < 1 << 20
 
 
 def test_pack(bench, tmp_path):

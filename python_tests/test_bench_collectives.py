@@ -12,6 +12,8 @@ from hybridengine import UsageError, cli
 from hybridengine._bench import command, exact, flags, harness, masked_all_reduce
 from hybridengine._bench.flags import Options
 
+pytestmark = pytest.mark.python
+
 QUICK = ["-n", "1", "-m", "2"]
 
 

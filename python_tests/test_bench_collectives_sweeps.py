@@ -11,6 +11,8 @@ from hybridengine._bench import bucket_sweep, density_sweep, plot, scaling
 from hybridengine._bench.flags import Options
 from hybridengine._bench.scaling import Model, Point
 
+pytestmark = pytest.mark.python
+
 QUICK = ["-n", "1", "-m", "2"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -126,6 +128,7 @@ def test_what_is_modelled_is_dashed_and_without_points():
     assert (thought.get_linestyle(), thought.get_marker()) == ("--", "")
     assert seen.get_color() == thought.get_color()
     assert axes.get_xscale() == "log" and axes.get_yscale() == "linear"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["seen", "thought"]
 
 

@@ -7,6 +7,8 @@ import torch
 from hybridengine._bench import flags, pattern, send_recv, table
 from hybridengine.spec import Spec
 
+pytestmark = pytest.mark.python
+
 
 def test_sizes_of_a_sweep():
     def sizes(*arguments: str) -> list[int]:

@@ -13,6 +13,8 @@ from small_checkpoint import reshard_arguments, write_checkpoint
 from hybridengine import _core, cli, models
 from hybridengine._core import UsageError
 
+pytestmark = pytest.mark.python
+
 LINES = [
     ("fsdp2(6)", "vllm(tp=3,dp=2)"),
     ("fsdp2(4)", "vllm(tp=3)"),

@@ -16,6 +16,8 @@ from small_checkpoint import reshard_arguments, write_checkpoint
 from hybridengine import cli, models
 from hybridengine._core import UsageError
 
+pytestmark = pytest.mark.python
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:

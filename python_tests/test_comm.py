@@ -12,6 +12,8 @@ from ranks import MemoryStore, RankFailed, run_ranks, run_threads, thread_outcom
 import hybridengine
 from hybridengine import Communicator, TransportError, UsageError
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture(params=["loopback", "shm", "cma"])
 def transport(request) -> str:

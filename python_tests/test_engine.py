@@ -15,6 +15,8 @@ from ranks import run_ranks, run_threads, thread_outcomes
 from hybridengine import Communicator, Layout, Resharder, UsageError, _core, plan, reshard
 from hybridengine.spec import Spec
 
+pytestmark = pytest.mark.threads
+
 NEEDED_BYTES = 10 << 30  # free memory for a tensor of two GiB at both ends, and its neighbours
 TWO_GIB = 1 << 31
 
@@ -130,6 +132,7 @@ def test_a_damaged_bucket_is_noticed(transport):
     assert "rank 1 was lost: TransportError: a bucket arrived damaged" in outcomes[0][2]
 
 
+@pytest.mark.slow
 def test_names_and_seeds_that_differ_by_process(tmp_path):
     """B15: dicts in other orders, other hash seeds; ties found under another first name."""
     ranks = [

@@ -9,6 +9,8 @@ from hybridengine import explain
 from hybridengine.planning import bind_both, plan
 from hybridengine.spec import Spec
 
+pytestmark = pytest.mark.python
+
 
 @pytest.mark.parametrize(
     ("count", "text"),

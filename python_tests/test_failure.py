@@ -33,6 +33,7 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "hybridengine" in name}
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize(
     ("how", "number", "limit", "type_", "words"),
     [
@@ -150,6 +151,7 @@ _PAIR = """
 """
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("transport", ["loopback", "shm"])
 def test_the_interpreter_exits_while_a_thread_waits(transport):
     began = time.monotonic()

@@ -8,6 +8,8 @@ import pytest
 import tiny_models as tiny
 from ranks import run_ranks
 
+pytestmark = pytest.mark.python
+
 
 @pytest.mark.parametrize(("world", "explicit"), [(2, False), (4, True)])
 def test_a_sharded_module(tmp_path, world, explicit):

@@ -9,6 +9,8 @@ from rich.console import Console
 
 from hybridengine import _core, info
 
+pytestmark = pytest.mark.python
+
 
 def _facts(**build: Any) -> dict[str, Any]:
     """Facts as `collect` returns them, on a machine without CUDA, but for the values in `build`."""

@@ -92,6 +92,18 @@ for wish in (1, 2):
         assert line.startswith(f"False HYBRIDENGINE_ISA={missing} cannot be used here: this CPU")
 
 
+def test_a_communicator_with_a_wish_that_cannot_be_met_is_refused(run_core):
+    missing = "x86-64-v2" if _core.usable_isas() == ["portable"] else "portable"
+    code = """
+try:
+    _core.Communicator("loopback", 0, 1, "group", 1.0, 1.0)
+except _core.UsageError as error:
+    print(error)
+"""
+    done = run_core(code, HYBRIDENGINE_ISA=missing)
+    assert f"HYBRIDENGINE_ISA={missing} cannot be used here" in done.stdout, done.stderr
+
+
 # The same bits, NaN included
 
 _DIGESTS = """

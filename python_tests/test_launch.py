@@ -14,6 +14,8 @@ import pytest
 from hybridengine import TransportError, UsageError
 from hybridengine.launch import RankDied, RankFailed, end_fork_server, run_local, tell
 
+pytestmark = pytest.mark.python
+
 
 def alive(pid: int) -> bool:
     try:

@@ -6,6 +6,8 @@ import pytest
 
 from hybridengine import link_model
 
+pytestmark = pytest.mark.python
+
 MIB = 1 << 20
 
 

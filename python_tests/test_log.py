@@ -49,6 +49,7 @@ def test_subsystems_narrow_info_and_debug_only(monkeypatch, capfd):
     ]
 
 
+@pytest.mark.threads
 def test_rank_of_process_and_of_thread(capfd):
     _core.set_rank(3)
     _core.log("warn", "engine", "one")
@@ -78,6 +79,7 @@ def test_every_line_of_a_text_has_the_prefix(capfd):
     assert logged(capfd) == f"{prefix}first\n{prefix}second\n{prefix}\n"
 
 
+@pytest.mark.threads
 def test_lines_of_threads_do_not_mix(capfd):
     def many(letter):
         for _ in range(200):

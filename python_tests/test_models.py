@@ -15,6 +15,8 @@ from hybridengine.models import model_names, resolve
 from hybridengine.presets import PRESETS
 from hybridengine.spec import Spec
 
+pytestmark = pytest.mark.python
+
 # Published parameter counts.
 PARAMETERS = {
     "smollm2-135m": 134_515_008,

@@ -7,6 +7,8 @@ import pytest
 from hybridengine import UsageError
 from hybridengine.names import canonical_names, check_matched, unwrapped
 
+pytestmark = pytest.mark.python
+
 
 @pytest.mark.parametrize(
     ("name", "expected"),

@@ -27,6 +27,7 @@ def test_build_facts_are_complete() -> None:
     assert isinstance(facts["cuda"], bool)
 
 
+@pytest.mark.threads
 def test_the_core_is_built_with_the_sanitizers_that_the_run_asks_for() -> None:
     assert _core.build_facts()["sanitize"] == os.environ.get("HYBRIDENGINE_EXPECT_SANITIZE", "")
 

@@ -93,6 +93,7 @@ def has_overlap(src: Layout) -> bool:
     return False
 
 
+@pytest.mark.threads
 @settings(max_examples=60)
 @given(pair=reductions(), seed=st.integers(0, 2**31))
 def test_every_rank_gets_all_contributions(pair, seed):
@@ -159,6 +160,7 @@ def test_the_same_bits_by_every_transport_and_bucket_size(dtype):
                 assert result == expected, (transport, bucket_bytes)
 
 
+@pytest.mark.threads
 def test_into_another_type():
     """Contributions travel as they are, and only the sum is rounded."""
     spec = Spec.from_tensors([("w", (1000,), "bfloat16")])

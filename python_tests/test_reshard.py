@@ -10,6 +10,8 @@ from ranks import run_threads
 import hybridengine
 from hybridengine import Communicator, Layout, Resharder, Spec, reshard
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture(params=["loopback", "shm", "cma"])
 def transport(request) -> str:

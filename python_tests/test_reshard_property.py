@@ -23,6 +23,8 @@ from ranks import RankFailed, outcomes_of, thread_outcomes
 import hybridengine.tensors as memory
 from hybridengine import Communicator, Layout, Resharder, Spec, reshard
 
+pytestmark = pytest.mark.threads
+
 WORLD = 4
 POISON = 0xA5
 BUCKET_BYTES = [16, 1 << 10, 1000, 7 << 10, 1 << 20, 32 << 20]

@@ -15,6 +15,8 @@ import hybridengine
 import hybridengine.tensors as memory
 from hybridengine import Communicator, Layout, Resharder, Spec, UsageError, reshard
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture(params=["loopback", "shm", "cma"])
 def transport(request) -> str:

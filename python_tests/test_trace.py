@@ -73,6 +73,7 @@ def test_names_are_escaped(monkeypatch, tmp_path, name):
     assert event["name"] == name and event["args"] == {name: name}
 
 
+@pytest.mark.threads
 def test_each_rank_has_its_file_and_its_process(monkeypatch, tmp_path):
     start_trace(monkeypatch, tmp_path / "r%r.json")
 

@@ -13,6 +13,8 @@ from transport_world import BYE, GRANTED, run_ranks
 
 from hybridengine import _core
 
+pytestmark = pytest.mark.threads
+
 ROWS = {row["name"]: row for row in _core.transports()}
 
 

@@ -85,6 +85,7 @@ def test_a_peer_that_dies_before_connecting_is_named(transport):
         peer.communicate()
 
 
+@pytest.mark.threads
 def test_an_address_of_a_third_process_does_not_let_a_rank_in(shm):
     """Rank 1 was told that rank 0 is some other, living process: it drops whoever else knocks."""
     with Ranks(shm, 1, scenarios.count_while_polling) as other:
@@ -228,6 +229,7 @@ def test_staging_beyond_a_limit_is_an_error(shm):
         assert "no room for staging: 2097152 bytes wanted" in said and "Lower bucket_bytes" in said
 
 
+@pytest.mark.threads
 def test_many_ranks_connect_quickly(shm):
     ends = [_core.Endpoint.make(shm, rank, 32, "many") for rank in range(32)]
     began = time.monotonic()
@@ -243,6 +245,7 @@ def test_many_ranks_connect_quickly(shm):
     assert sorted(arrival[1] for arrival in got) == list(range(1, 32))
 
 
+@pytest.mark.threads
 def test_a_late_rank_is_waited_for(transport):
     ends = [_core.Endpoint.make(transport, rank, 3, "g") for rank in range(3)]
     addresses = [end.address() for end in ends]

@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ranks import context
+
 from hybridengine import _core
 
 CONNECT_TIMEOUT_S = 30.0
 BLOB, ADDRESSES, READY, GRANTED, LANDED, RELEASED, FAILED, BYE = range(8)  # kinds of messages
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
 
 
 class Me:
@@ -94,7 +93,7 @@ class Ranks:
     def __init__(self, transport: str, world: int, scenario: Callable, args: Sequence = ()) -> None:
         self.processes = caps_of(transport)["processes"]
         pipe, make = (
-            (_context.Pipe, _context.Process)
+            (context.Pipe, context.Process)
             if self.processes
             else (multiprocessing.Pipe, threading.Thread)
         )

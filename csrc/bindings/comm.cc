@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
 #include "comm/communicator.h"
+#include "device/isa.h"
 #include "transport/registry.h"
 
 namespace py = pybind11;
@@ -25,6 +26,7 @@ std::unique_ptr<Communicator> make_communicator(const std::string& transport, Ra
   if (world < 1 || rank < 0 || rank >= world)
     throw UsageError("a communicator needs a rank within its world",
                      str_cat("rank ", rank, ", world ", world), "");
+  isa();  // throws here, and not amid a copy, where the CPU lacks a set that is asked for
   CommOptions options;
   options.timeout = to_milliseconds(timeout_s, "timeout");
   options.enter_timeout = to_milliseconds(enter_timeout_s, "enter_timeout");

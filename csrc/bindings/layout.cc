@@ -64,7 +64,7 @@ LayoutPtr make_layout(std::string text, const SpecPtr& spec, std::vector<Rank> r
     return std::get<0>(a) < std::get<0>(b);
   });
   std::vector<std::string> names;
-  std::vector<LocalTensor> locals;
+  Table<LocalTensor> locals;
   std::map<std::string, int32_t> name_index;
   std::map<std::pair<Rank, std::string>, int32_t> local_index;
   for (const auto& [rank, name, shape, dtype] : local_rows) {
@@ -75,7 +75,7 @@ LayoutPtr make_layout(std::string text, const SpecPtr& spec, std::vector<Rank> r
                        str_cat("'", name, "', rank ", rank), "");
     locals.push_back({rank, entry->second, parse_dtype(dtype), Shape(shape)});
   }
-  std::vector<Piece> pieces;
+  Table<Piece> pieces;
   for (const auto& [tensor, rank, local, start, size, offset, strides] : piece_rows) {
     const auto found = local_index.find({rank, local});
     if (spec->find(tensor) < 0 || found == local_index.end())

@@ -33,8 +33,8 @@ class Builder {
   SpecPtr spec_;
   std::vector<Rank> ranks_;
   std::vector<std::string> names_;
-  std::vector<LocalTensor> locals_;
-  std::vector<Piece> pieces_;
+  Table<LocalTensor> locals_;
+  Table<Piece> pieces_;
 };
 
 }  // namespace

@@ -104,7 +104,7 @@ class MaskedReduction {
   };
   using Contributions = std::vector<Contribution>;  // by rank
 
-  // masked.cc: the order of things
+  // masked.cc: the order of things; masked_check.cc: the constructor
   void plan_packets(Communicator& comm, Exchange& exchange);
   bool advance(Exchange& exchange);
   bool send_contribution(Exchange& exchange, Rank peer);

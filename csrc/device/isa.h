@@ -2,7 +2,8 @@
 //
 // The build holds one table of loops per instruction set (x86-64-v2, -v3, -v4; elsewhere one,
 // `portable`). The best one that the CPU has is taken, or the one that HYBRIDENGINE_ISA names; the
-// choice is made when loops are first needed and kept. Called by copy.cc and reduce.cc.
+// choice is made when loops are first needed, or a communicator is made, and kept. Called by
+// copy.cc, reduce.cc and bindings.
 #pragma once
 
 #include <span>

@@ -13,7 +13,6 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "base/huge_pages.h"
 #include "layout/layout.h"
 #include "layout/share.h"
 
@@ -289,8 +288,7 @@ class Binder {
     std::vector<int64_t>& begin = layout_->piece_begin_;
     for (size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];
     next_piece_.assign(begin.begin(), begin.end() - 1);
-    reserve_huge(layout_->pieces_, begin.back());
-    layout_->pieces_.resize(begin.back());
+    resize_unwritten(layout_->pieces_, begin.back());
     int64_t num_locals = 0, bytes = 0;
     for (int32_t at = 0; at < num_positions_; ++at) {
       next_local_.push_back(static_cast<int32_t>(num_locals));
@@ -300,8 +298,7 @@ class Binder {
         add_bytes(group_kinds_[kind][at]->local, group_counts_[kind], bytes);
       }
     }
-    reserve_huge(layout_->locals_, num_locals);
-    layout_->locals_.resize(num_locals);
+    resize_unwritten(layout_->locals_, num_locals);
     layout_->local_begin_ = next_local_;
     layout_->local_begin_.push_back(static_cast<int32_t>(num_locals));
   }

@@ -11,7 +11,7 @@ namespace hybridengine {
 namespace {
 
 void check_indices(const Spec& spec, const std::vector<Rank>& ranks, size_t num_names,
-                   const std::vector<LocalTensor>& locals, const std::vector<Piece>& pieces) {
+                   const Table<LocalTensor>& locals, const Table<Piece>& pieces) {
   const auto fits = [](int64_t index, size_t count) {
     return index >= 0 && index < static_cast<int64_t>(count);
   };
@@ -65,8 +65,7 @@ bool same_boxes(std::span<const Piece> a, std::span<const Piece> b) {
 }  // namespace
 
 Layout::Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks,
-               std::vector<std::string> names, std::vector<LocalTensor> locals,
-               std::vector<Piece> pieces)
+               std::vector<std::string> names, Table<LocalTensor> locals, Table<Piece> pieces)
     : text_(std::move(text)),
       spec_(std::move(spec)),
       ranks_(std::move(ranks)),
@@ -170,8 +169,8 @@ std::string Layout::to_string(Rank rank) const {
 }
 
 bool Layout::operator==(const Layout& other) const {
-  return op_ == other.op_ && *spec_ == *other.spec_ && ranks_ == other.ranks_ && names_ == other.names_ &&
-         locals_ == other.locals_ && pieces_ == other.pieces_;
+  return op_ == other.op_ && *spec_ == *other.spec_ && ranks_ == other.ranks_ &&
+         names_ == other.names_ && locals_ == other.locals_ && pieces_ == other.pieces_;
 }
 
 }  // namespace hybridengine

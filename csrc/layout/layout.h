@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/blob.h"
+#include "base/table.h"
 #include "layout/box.h"
 #include "layout/op.h"
 #include "layout/rule.h"
@@ -51,7 +52,7 @@ class Layout {
   /// here and empty ones dropped. Throws UsageError on an index or rank that does not exist, no
   /// ranks or more than kMaxRanks, or a box outside of its tensor; the rest is for check().
   Layout(std::string text, SpecPtr spec, std::vector<Rank> ranks, std::vector<std::string> names,
-         std::vector<LocalTensor> locals, std::vector<Piece> pieces);
+         Table<LocalTensor> locals, Table<Piece> pieces);
 
   /// This layout with pieces that are contributions. Throws UsageError where an element type cannot
   /// be combined so.
@@ -65,11 +66,11 @@ class Layout {
   /// The ranks that take part, ascending. A rank may hold nothing.
   const std::vector<Rank>& ranks() const { return ranks_; }
   bool has_rank(Rank rank) const;
-  const std::vector<LocalTensor>& locals() const { return locals_; }
+  const Table<LocalTensor>& locals() const { return locals_; }
   const std::string& name_of(const LocalTensor& local) const { return names_[local.name]; }
   /// Indices [first, second) into locals() of the local tensors of `rank`, in layout order.
   std::pair<int32_t, int32_t> locals_of(Rank rank) const;
-  const std::vector<Piece>& pieces() const { return pieces_; }
+  const Table<Piece>& pieces() const { return pieces_; }
   /// The pieces of one logical tensor, ascending by rank.
   std::span<const Piece> pieces_of(int32_t tensor) const;
 
@@ -103,8 +104,8 @@ class Layout {
   SpecPtr spec_;
   std::vector<Rank> ranks_;
   std::vector<std::string> names_;
-  std::vector<LocalTensor> locals_;
-  std::vector<Piece> pieces_;
+  Table<LocalTensor> locals_;
+  Table<Piece> pieces_;
   std::vector<int32_t> local_begin_;  // by index into ranks_
   std::vector<int64_t> piece_begin_;  // by tensor
   std::vector<int32_t> kinds_;        // by tensor

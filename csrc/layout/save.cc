@@ -100,11 +100,11 @@ Layout Layout::load(std::string_view blob) {
   for (std::string& name : names) name = reader.get_text();
   const auto num_locals = reader.get<uint64_t>();
   reader.check_count(num_locals, kLocalBytes);
-  std::vector<LocalTensor> locals;
+  Table<LocalTensor> locals;
   for (uint64_t i = 0; i < num_locals; ++i) locals.push_back(get_local(reader));
   const auto num_pieces = reader.get<uint64_t>();
   reader.check_count(num_pieces, kPieceBytes);
-  std::vector<Piece> pieces;
+  Table<Piece> pieces;
   for (uint64_t i = 0; i < num_pieces; ++i) pieces.push_back(get_piece(reader));
   reader.finish();
   Layout layout(std::move(text), std::move(spec), std::move(ranks), std::move(names),

@@ -10,11 +10,11 @@ namespace hybridengine {
 namespace {
 
 /// `pieces` count tensors of `spec` and locals of `layout`.
-LayoutPtr with_pieces(const Layout& layout, SpecPtr spec, std::vector<Piece> pieces) {
+LayoutPtr with_pieces(const Layout& layout, SpecPtr spec, Table<Piece> pieces) {
   std::vector<bool> used(layout.locals().size());
   for (const Piece& piece : pieces) used[piece.local] = true;
   std::vector<int32_t> index(layout.locals().size());
-  std::vector<LocalTensor> locals;
+  Table<LocalTensor> locals;
   std::vector<std::string> names;
   for (size_t i = 0; i < index.size(); ++i) {
     const LocalTensor& local = layout.locals()[i];
@@ -89,7 +89,7 @@ LayoutPtr select_tensors(const LayoutPtr& layout, const std::vector<std::string>
   }
   std::vector<std::pair<std::string, std::string>> aliases = spec.aliases();
   std::erase_if(aliases, [&](const auto& alias) { return index[spec.find(alias.second)] < 0; });
-  std::vector<Piece> pieces;
+  Table<Piece> pieces;
   for (Piece piece : layout->pieces()) {
     if (index[piece.tensor] < 0) continue;
     piece.tensor = index[piece.tensor];
@@ -101,7 +101,7 @@ LayoutPtr select_tensors(const LayoutPtr& layout, const std::vector<std::string>
 
 LayoutPtr common_part(const LayoutPtr& layout, const LayoutPtr& other) {
   const auto by_rank = [](const Piece& a, const Piece& b) { return a.rank < b.rank; };
-  std::vector<Piece> kept;
+  Table<Piece> kept;
   for (int32_t tensor = 0; tensor < static_cast<int32_t>(layout->spec().tensors().size());
        ++tensor) {
     const TensorInfo& info = layout->spec().tensors()[tensor];
@@ -129,9 +129,9 @@ LayoutPtr common_part(const LayoutPtr& layout, const LayoutPtr& other) {
 LayoutPtr without_copies(const LayoutPtr& layout) {
   const Roles roles(*layout);
   const auto num_tensors = static_cast<int32_t>(layout->spec().tensors().size());
-  std::vector<Piece> kept;
+  Table<Piece> kept;
   for (int32_t tensor = 0; tensor < num_tensors; ++tensor) {
-    std::map<std::pair<Dims, Dims>, std::vector<Piece>> boxes;
+    std::map<std::pair<Dims, Dims>, Table<Piece>> boxes;
     for (const Piece& piece : layout->pieces_of(tensor))
       boxes[{piece.box.start, piece.box.size}].push_back(piece);
     for (const auto& [box, pieces] : boxes) {

@@ -48,7 +48,7 @@ class Joined {
     std::stable_sort(order.begin(), order.end(),
                      [&](int32_t a, int32_t b) { return locals_[a].rank < locals_[b].rank; });
     std::vector<int32_t> index(locals_.size());
-    std::vector<LocalTensor> locals;
+    Table<LocalTensor> locals;
     for (const int32_t i : order) {
       index[i] = static_cast<int32_t>(locals.size());
       locals.push_back(locals_[i]);
@@ -61,8 +61,8 @@ class Joined {
  private:
   std::vector<Rank> ranks_;
   std::vector<std::string> names_;
-  std::vector<LocalTensor> locals_;
-  std::vector<Piece> pieces_;
+  Table<LocalTensor> locals_;
+  Table<Piece> pieces_;
 };
 
 class Updater {

@@ -104,11 +104,11 @@ int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& b
   return held;
 }
 
-Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves) {
+Certificate certify(const Layout& src, const Layout& dst, const Table<Move>& moves) {
   return certify(src, dst, moves, pair_tensors(src, dst));
 }
 
-Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves,
+Certificate certify(const Layout& src, const Layout& dst, const Table<Move>& moves,
                     const Pairing& pairing) {
   Certificate certificate{all_ranks(src, dst), {}};
   const RowIndex rows(certificate.ranks);

@@ -41,9 +41,9 @@ struct Certificate {
 int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& box);
 
 /// Throws as pair_tensors() does.
-Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves);
+Certificate certify(const Layout& src, const Layout& dst, const Table<Move>& moves);
 /// The same where the pairing is known.
-Certificate certify(const Layout& src, const Layout& dst, const std::vector<Move>& moves,
+Certificate certify(const Layout& src, const Layout& dst, const Table<Move>& moves,
                     const Pairing& pairing);
 
 }  // namespace hybridengine

@@ -1,5 +1,6 @@
 #include "plan/pairing.h"
 
+#include <numeric>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -31,6 +32,10 @@ std::vector<int32_t> match_tensors(const Layout& src, const Layout& dst) {
   const std::vector<TensorInfo>& tensors = dst.spec().tensors();
   Differences differences;
   std::vector<int32_t> indices(tensors.size());
+  if (&src.spec() == &dst.spec()) {
+    std::iota(indices.begin(), indices.end(), 0);
+    return indices;
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorInfo& wanted = tensors[i];
     // Specs mostly have the same order; only where they do not is the name looked up.

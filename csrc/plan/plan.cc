@@ -12,13 +12,13 @@ int64_t Move::num_bytes() const {
   return box.num_elems() * static_cast<int64_t>(dtype_bytes(wire()));
 }
 
-Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves)
+Plan::Plan(LayoutPtr src, LayoutPtr dst, Table<Move> moves)
     : src_(std::move(src)),
       dst_(std::move(dst)),
       moves_(std::move(moves)),
       certificate_(certify(*src_, *dst_, moves_)) {}
 
-Plan::Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves, const Pairing& pairing)
+Plan::Plan(LayoutPtr src, LayoutPtr dst, Table<Move> moves, const Pairing& pairing)
     : src_(std::move(src)),
       dst_(std::move(dst)),
       moves_(std::move(moves)),
@@ -104,7 +104,7 @@ void check_move_indices(const Layout& src, const Layout& dst, const Move& move) 
   const auto fits = [](int32_t index, size_t count) {
     return index >= 0 && index < static_cast<int64_t>(count);
   };
-  const std::vector<Piece>& src_pieces = move.step == 0 ? src.pieces() : dst.pieces();
+  const Table<Piece>& src_pieces = move.step == 0 ? src.pieces() : dst.pieces();
   if (!fits(move.tensor, dst.spec().tensors().size()) || !fits(move.src_piece, src_pieces.size()) ||
       !fits(move.dst_piece, dst.pieces().size()))
     throw UsageError("saved bytes hold a move of a piece that is not there", "", "");
@@ -140,7 +140,7 @@ PlanPtr Plan::load(std::string_view blob) {
   auto dst = std::make_shared<const Layout>(Layout::load(reader.get_bytes()));
   const auto num_moves = reader.get<uint64_t>();
   reader.check_count(num_moves, kMoveBytes);
-  std::vector<Move> moves;
+  Table<Move> moves;
   int64_t bytes = 0;
   for (uint64_t i = 0; i < num_moves; ++i) {
     moves.push_back(get_move(reader));

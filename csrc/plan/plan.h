@@ -52,16 +52,16 @@ struct Move {
 
 class Plan {
  public:
-  Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves);
+  Plan(LayoutPtr src, LayoutPtr dst, Table<Move> moves);
   /// The same where the pairing of the two layouts is known.
-  Plan(LayoutPtr src, LayoutPtr dst, std::vector<Move> moves, const Pairing& pairing);
+  Plan(LayoutPtr src, LayoutPtr dst, Table<Move> moves, const Pairing& pairing);
 
   const Layout& src() const { return *src_; }
   const Layout& dst() const { return *dst_; }
   bool reduces() const { return src_->op() != Op::kCopy; }
   /// Ordered by step, destination rank, destination place: local tensor, then row-major;
   /// contributions to one place by source rank.
-  const std::vector<Move>& moves() const { return moves_; }
+  const Table<Move>& moves() const { return moves_; }
   const Certificate& certificate() const { return certificate_; }
 
   /// The source and destination place of a part of a move; `box` lies within move.box.
@@ -83,13 +83,13 @@ class Plan {
   bool operator==(const Plan& other) const;
 
   /// Those that src_piece of a move counts.
-  const std::vector<Piece>& src_pieces(const Move& move) const {
+  const Table<Piece>& src_pieces(const Move& move) const {
     return move.step == 0 ? src_->pieces() : dst_->pieces();
   }
 
  private:
   LayoutPtr src_, dst_;
-  std::vector<Move> moves_;
+  Table<Move> moves_;
   Certificate certificate_;
 };
 
@@ -108,7 +108,7 @@ void check_reducing_plan(const Plan& plan);
 
 /// What each rank must receive at least where a source is partial: bound_bytes of `rows`, which are
 /// those of all ranks, ascending.
-void bound_reducing(const Layout& src, const Layout& dst, const std::vector<Move>& moves,
+void bound_reducing(const Layout& src, const Layout& dst, const Table<Move>& moves,
                     const Pairing& pairing, std::vector<RankBytes>& rows);
 
 }  // namespace hybridengine

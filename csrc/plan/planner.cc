@@ -15,10 +15,9 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "base/huge_pages.h"
+#include "layout/quota.h"
 #include "plan/pattern.h"
 #include "plan/plan.h"
-#include "plan/quota.h"
 
 namespace hybridengine {
 namespace {
@@ -181,9 +180,8 @@ class Planner {
     for (const Choice& choice : choices_)
       count(dst_->pieces_of(choice.tensor).data(), part_of({choice.tensor, choice.part}));
     for (size_t i = 1; i < next_move_.size(); ++i) next_move_[i] += next_move_[i - 1];
-    reserve_huge(moves_, next_move_.back());
-    moves_.resize(next_move_.back());
-    offsets_.resize(next_move_.back());
+    resize_unwritten(moves_, next_move_.back());
+    resize_unwritten(offsets_, next_move_.back());
   }
 
   Ends ends_of(int32_t tensor) const {
@@ -196,22 +194,23 @@ class Planner {
     const int32_t dst_piece = ends.dst_piece + part.dst_ordinal;
     const Piece& piece = dst_->pieces()[dst_piece];
     const int32_t at = next_move_[piece.local]++;
-    Move& move = moves_[at];
-    move.tensor = ends.tensor;
-    move.src_piece = ends.src_piece + part.src_ordinals[holder];
-    move.dst_piece = dst_piece;
-    move.src = part.holder_set < 0 ? piece.rank : sets_.ranks(part.holder_set)[holder];
-    move.dst = piece.rank;
-    move.src_dtype = ends.src_dtype;
-    move.dst_dtype = ends.dst_dtype;
-    move.box = box;
+    moves_[at] = {
+        .tensor = ends.tensor,
+        .src_piece = ends.src_piece + part.src_ordinals[holder],
+        .dst_piece = dst_piece,
+        .src = part.holder_set < 0 ? piece.rank : sets_.ranks(part.holder_set)[holder],
+        .dst = piece.rank,
+        .src_dtype = ends.src_dtype,
+        .dst_dtype = ends.dst_dtype,
+        .box = box,
+    };
     offsets_[at] = place_within(piece.place, piece.box, box).offset_elems;
   }
 
   /// By their place, where the moves of a local tensor were not written in that order.
   void order_within_locals() {
     std::vector<std::pair<int64_t, int32_t>> order;
-    std::vector<Move> ordered;
+    Table<Move> ordered;
     int32_t begin = 0;
     for (size_t local = 0; local < dst_->locals().size(); begin = next_move_[local++]) {
       const int32_t end = next_move_[local];
@@ -234,8 +233,8 @@ class Planner {
   std::vector<Choice> choices_;
   std::vector<Box> cuts_;
   std::vector<int32_t> next_move_;  // by local tensor of the destination
-  std::vector<Move> moves_;
-  std::vector<int64_t> offsets_;  // of the moves, in their local tensors
+  Table<Move> moves_;
+  Table<int64_t> offsets_;  // of the moves, in their local tensors
 };
 
 }  // namespace

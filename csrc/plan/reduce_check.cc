@@ -119,7 +119,7 @@ void check_reducing_plan(const Plan& plan) {
            });
 }
 
-void bound_reducing(const Layout& src, const Layout& dst, const std::vector<Move>& moves,
+void bound_reducing(const Layout& src, const Layout& dst, const Table<Move>& moves,
                     const Pairing& pairing, std::vector<RankBytes>& rows) {
   std::map<Rank, RankBytes*> by_rank;
   for (RankBytes& row : rows) {

@@ -31,7 +31,7 @@ class Fuser {
   }
 
   std::vector<Bucket> run() {
-    const std::vector<Move>& moves = plan_.moves();
+    const Table<Move>& moves = plan_.moves();
     for (int32_t i = 0; i < static_cast<int32_t>(moves.size()); ++i) {
       if (i == 0 || moves[i].dst != moves[i - 1].dst) begin_destination();
       if (!moves[i].local()) add_move(i);

@@ -131,7 +131,7 @@ class GroupFuser {
   }
 
   const Plan& plan_;
-  const std::vector<Move>& moves_;
+  const Table<Move>& moves_;
   const std::vector<RankBytes>& ranks_;
   std::map<Rank, int32_t> index_;
   std::map<int32_t, std::vector<int32_t>> copies_;  // moves of step 1, by the piece that they read

@@ -65,8 +65,8 @@ class Schedule {
   const std::vector<std::vector<int32_t>>& groups() const { return groups_; }
   /// The groups that a rank combines, in round order.
   const std::vector<int32_t>& groups_of(Rank rank) const;
-  /// Indices into plan().moves() of the local moves of a rank; none where the plan reduces: they are
-  /// in buckets then, like others.
+  /// Indices into plan().moves() of the local moves of a rank; none where the plan reduces: they
+  /// are in buckets then, like others.
   const std::vector<int32_t>& local_moves(Rank rank) const;
 
   /// Proves that every element that travels is in the buckets exactly once, within their size, at
