@@ -87,6 +87,20 @@ def test_micro_batches_keep_to_the_budget_and_are_few(max_tokens: int) -> None:
     assert len(parts) <= 1.2 * sum(lengths) / max_tokens + 1
 
 
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens", "number"),
+    [
+        ([5, 5, 5, 5], 9, 4),  # no two fit: one a part
+        ([5, 5, 5, 5], 10, 2),
+        ([4, 4, 4, 4, 4, 4, 4], 11, 4),  # three by their sum, but only two fit in one
+        ([0, 0, 0], 1, 1),
+        ([0, 0], 0, 1),
+    ],
+)
+def test_the_fewest_micro_batches(lengths: list[int], max_tokens: int, number: int) -> None:
+    assert len(micro_batches(lengths, max_tokens)) == number
+
+
 def test_ranks_agree_on_the_number_of_micro_batches() -> None:
     ranks = [[8, 8, 8], [1, 1], [8]]
     number = max(len(micro_batches(lengths, 8)) for lengths in ranks)

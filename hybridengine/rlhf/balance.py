@@ -84,12 +84,33 @@ def micro_batches(
             f"sequence {longest} has {lengths[longest]} tokens: max_tokens={max_tokens}. "
             "Raise the budget, or shorten the sequences."
         )
-    number = max(min_batches, -(-sum(lengths) // max(max_tokens, 1)), 1)
-    while True:  # ends: with one sequence a part everything fits
+    alone = sum(2 * length > max_tokens for length in lengths)  # no two of these share a part
+    number = max(min_batches, -(-sum(lengths) // max(max_tokens, 1)), alone, 1)
+    return _fewest_parts(lengths, max_tokens, number)
+
+
+def _fewest_parts(lengths: Sequence[int], max_tokens: int, number: int) -> list[list[int]]:
+    """The parts of the smallest number found, from `number` on, that keep to `max_tokens`.
+
+    Steps double until the parts fit (one sequence a part always does); then the last is halved.
+    """
+
+    def parts_if_fit(number: int) -> list[list[int]] | None:
         parts = seqlen_balanced_partitions(lengths, number)
-        if all(sum(lengths[i] for i in part) <= max_tokens for part in parts):
-            return parts
-        number += 1
+        fit = all(sum(lengths[i] for i in part) <= max_tokens for part in parts)
+        return parts if fit else None
+
+    too_few, step = number - 1, 1
+    while (found := parts_if_fit(number)) is None:
+        too_few, number, step = number, number + step, 2 * step
+    while number - too_few > 1:
+        middle = (number + too_few) // 2
+        parts = parts_if_fit(middle)
+        if parts is None:
+            too_few = middle
+        else:
+            found, number = parts, middle
+    return found
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:
