@@ -207,6 +207,13 @@ def test_the_variance_survives_a_large_mean() -> None:
     assert (whiten(small, torch.ones_like(small, dtype=torch.bool)) != 0).all()
 
 
+@pytest.mark.parametrize("name", ["gae", "reinforce++"])
+def test_a_nan_that_counts_is_not_hidden(name: str) -> None:
+    rewards = torch.tensor([[0.0, math.nan], [1.0, 2.0]])
+    rollout = Rollout(rewards, torch.ones(2, 2, dtype=torch.bool), values=torch.zeros(2, 2))
+    assert advantage.get(name)(rollout).advantages.isnan().any()
+
+
 def test_a_small_difference_between_large_scores_is_not_lost() -> None:
     rollout = _scored([1e8, 1e8 + 1, 1e8 + 2], [0, 0, 0], torch.float64)
     assert advantage.get("rloo")(rollout).advantages[:, 1].tolist() == [-1.5, 0, 1.5]
@@ -259,6 +266,14 @@ def test_the_score_lies_on_the_last_trainable_token() -> None:
     [
         (lambda m: token_rewards(torch.tensor([1.0, math.nan]), m), "score of row 1 is nan"),
         (lambda m: token_rewards(torch.tensor([math.inf, 1.0]), m), "score of row 0 is inf"),
+        (
+            lambda m: group_filter.get("dapo")(torch.tensor([1.0, math.nan]), m.long()[:, 0]),
+            "score of row 1 is nan",
+        ),
+        (
+            lambda m: advantage.get("grpo")(Rollout(m / 0, m, groups=m.long()[:, 0])),
+            "score of row 0 is inf",
+        ),
         (lambda m: token_rewards(torch.zeros(3), m), r"scores is \[3\], but mask has 2 rows"),
         (lambda m: token_rewards(torch.zeros(2), m, kl_coef=0.1), "kl is None"),
         (lambda m: Rollout(torch.zeros(2, 2), m), r"rewards is \[2, 2\], mask is \[2, 3\]"),

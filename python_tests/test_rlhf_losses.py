@@ -171,6 +171,27 @@ def test_the_ratio_is_exactly_1_with_equal_log_probs(name: str, dtype: torch.dty
     )
 
 
+def test_gspo_has_the_gradient_of_the_form_with_one_ratio_a_sequence() -> None:
+    batch = random_batch(9)
+    mask, old = batch.mask, batch.tensors["old_log_probs"]
+    one_a_row = torch.linspace(-1, 1, len(mask), dtype=torch.float64)[:, None].expand(mask.shape)
+    batch.tensors["advantages"] = one_a_row
+    counts = global_counts(mask)
+    loss, gradient = _loss_and_gradient("policy:gspo", "seq-mean-token-mean", batch, counts)
+    leaf = batch.tensors["log_probs"].clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for row, kept in enumerate(mask):
+        if kept.any():
+            ratio = (leaf[row][kept] - old[row][kept]).mean().exp()
+            advantage = one_a_row[row, 0]
+            bounded = -advantage * ratio.clamp(1 - 3e-4, 1 + 4e-4)
+            total = total + torch.maximum(-advantage * ratio, bounded) / counts.sequences
+    total.backward()
+    assert loss == pytest.approx(float(total.detach()), rel=1e-12)
+    assert leaf.grad is not None and (leaf.grad != 0).any()
+    torch.testing.assert_close(gradient, leaf.grad)
+
+
 @pytest.mark.parametrize("kind", _LOSSES)
 def test_only_what_is_trained_has_a_gradient(kind: str) -> None:
     batch = random_batch(6)

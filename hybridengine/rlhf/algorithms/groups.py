@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.algorithms.masks import check_scores
 from hybridengine.rlhf.algorithms.registry import Registry
 
 group_filter: Registry[torch.Tensor] = Registry("group filter")
@@ -38,6 +39,7 @@ class Groups:
             )
         counted = torch.ones_like(groups, dtype=torch.bool) if counted is None else counted
         scores = scores.detach().double()
+        check_scores(scores, counted)
         index = torch.searchsorted(groups.sort().values, groups)  # its first row in order
         zeros = torch.zeros_like(scores)  # there are no more groups than rows
 

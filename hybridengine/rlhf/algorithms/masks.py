@@ -41,6 +41,17 @@ def check_rows(mask: torch.Tensor, **tensors: torch.Tensor) -> None:
             )
 
 
+def check_scores(scores: torch.Tensor, counted: torch.Tensor) -> None:
+    """Throws UsageError, with the row, on a score [B] that is NaN or infinite where `counted`."""
+    faulty = torch.nonzero(counted & ~scores.isfinite())
+    if len(faulty):
+        row = int(faulty[0])
+        raise UsageError(
+            f"the score of row {row} is {float(scores[row])}: a score must be finite. "
+            "Mend the reward function, or filter such responses out."
+        )
+
+
 def check_number(
     name: str,
     number: float,

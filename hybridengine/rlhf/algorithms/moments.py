@@ -77,6 +77,6 @@ def whiten(
     """
     check_number("eps", eps, 0.0, above=True)
     mean, var, _ = mean_and_var(values, mask, all_reduce=all_reduce)
-    differ = var > (mean * _ROUNDING).square()
+    differ = ~(var <= (mean * _ROUNDING).square())  # NaN stays visible
     white = (values.detach().double() - mean) / (var + eps).sqrt()
     return torch.where(mask & differ, white, 0).to(widen(values).dtype)

@@ -8,6 +8,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms.masks import (
     check_number,
     check_rows,
+    check_scores,
     check_shapes,
     last_trainable,
     select,
@@ -30,13 +31,7 @@ def token_rewards(
     check_rows(mask, scores=scores)
     check_number("kl_coef", kl_coef, 0.0)
     scores = widen(scores.detach())
-    faulty = torch.nonzero(mask.any(1) & ~scores.isfinite())
-    if len(faulty):
-        row = int(faulty[0])
-        raise UsageError(
-            f"the score of row {row} is {float(scores[row])}: a score must be finite. "
-            "Mend the reward function, or filter such responses out."
-        )
+    check_scores(scores, mask.any(1))
     rewards = torch.where(last_trainable(mask), scores[:, None], 0)
     if kl is None:
         if kl_coef > 0:
