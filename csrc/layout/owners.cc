@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "layout/quota.h"
 
 namespace hybridengine {
 namespace {
@@ -31,12 +32,6 @@ struct Deal {
 struct HolderSet {
   std::vector<Rank> ranks;
   std::vector<Deal> deals;
-};
-
-struct Owned {
-  Rank rank = 0;
-  int32_t tensor = 0;
-  Box box;
 };
 
 /// A box and the ranks that hold it, ascending.
@@ -75,12 +70,11 @@ std::vector<Held> disjoint(const std::vector<Held>& held) {
 
 class Dealer {
  public:
-  Dealer(const LayoutPtr& layout, Dtype dtype)
-      : layout_(layout), spec_(std::make_shared<const Spec>(layout->spec().with_dtype(dtype))) {
-    load_.assign(layout->ranks().back() + 1, 0);
+  Dealer(const Layout& layout, const Spec& spec) : layout_(layout), spec_(spec) {
+    load_.assign(layout.ranks().back() + 1, 0);
   }
 
-  LayoutPtr run() {
+  std::vector<OwnedBox> run() {
     find_holdings();
     std::vector<int32_t> order(sets_.size());
     std::iota(order.begin(), order.end(), 0);
@@ -88,20 +82,23 @@ class Dealer {
       return sets_[a].ranks.size() < sets_[b].ranks.size();
     });
     for (const int32_t set : order) deal_out(sets_[set]);
-    return store();
+    std::sort(owned_.begin(), owned_.end(), [](const OwnedBox& a, const OwnedBox& b) {
+      return std::tie(a.rank, a.tensor, a.box.start) < std::tie(b.rank, b.tensor, b.box.start);
+    });
+    return std::move(owned_);
   }
 
  private:
   int64_t elem_bytes(int32_t tensor) const {
-    return static_cast<int64_t>(dtype_bytes(spec_->tensors()[tensor].dtype));
+    return static_cast<int64_t>(dtype_bytes(spec_.tensors()[tensor].dtype));
   }
 
   void find_holdings() {
-    const auto num_tensors = static_cast<int32_t>(spec_->tensors().size());
-    by_kind_.resize(layout_->num_kinds());
-    std::vector<bool> known(layout_->num_kinds());
+    const auto num_tensors = static_cast<int32_t>(spec_.tensors().size());
+    by_kind_.resize(layout_.num_kinds());
+    std::vector<bool> known(layout_.num_kinds());
     for (int32_t tensor = 0; tensor < num_tensors; ++tensor) {
-      const int32_t kind = layout_->kind_of(tensor);
+      const int32_t kind = layout_.kind_of(tensor);
       if (!known[kind]) by_kind_[kind] = holdings_of(tensor);
       known[kind] = true;
       for (const Holding& holding : by_kind_[kind])
@@ -110,10 +107,10 @@ class Dealer {
   }
 
   std::vector<Holding> holdings_of(int32_t tensor) {
-    std::vector<Held> held = held_boxes(layout_->pieces_of(tensor));
+    std::vector<Held> held = held_boxes(layout_.pieces_of(tensor));
     std::vector<Box> boxes;
     for (const Held& each : held) boxes.push_back(each.first);
-    if (find_overlap(Box(spec_->tensors()[tensor].shape), boxes)) held = disjoint(held);
+    if (find_overlap(Box(spec_.tensors()[tensor].shape), boxes)) held = disjoint(held);
     std::vector<Holding> holdings;
     for (const auto& [box, ranks] : held) holdings.push_back({box, set_of(ranks)});
     return holdings;
@@ -129,7 +126,7 @@ class Dealer {
     int64_t total = 0;
     for (const Deal& deal : set.deals)
       total += deal.holding->box.num_elems() * elem_bytes(deal.tensor);
-    std::vector<int64_t> quota = quotas(set.ranks, total);
+    std::vector<int64_t> quota = level_quotas(load_, set.ranks, total);
     size_t holder = 0;
     std::vector<Box> todo, head, tail;  // todo is in reverse order
     for (const Deal& deal : set.deals) {
@@ -157,74 +154,48 @@ class Dealer {
     }
   }
 
-  /// Bytes of `total` for each holder, so that those that own least fill up to one level.
-  std::vector<int64_t> quotas(const std::vector<Rank>& holders, int64_t total) const {
-    std::vector<size_t> order(holders.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return load_[holders[a]] < load_[holders[b]]; });
-    int64_t sum = total, level = 0;
-    size_t filled = 0;
-    for (; filled < order.size(); ++filled) {
-      const int64_t load = load_[holders[order[filled]]];
-      if (filled > 0 && load >= level) break;
-      sum += load;
-      level = (sum + static_cast<int64_t>(filled)) / static_cast<int64_t>(filled + 1);
-    }
-    std::vector<int64_t> quota(holders.size(), 0);
-    for (size_t i = 0; i < filled; ++i) {
-      quota[order[i]] = std::max<int64_t>(0, level - load_[holders[order[i]]]);
-      total -= quota[order[i]];
-    }
-    // The level was rounded up. Left as it is, the last holder would lack what all others got more.
-    for (size_t i = filled; i > 0 && total < 0; --i) {
-      if (quota[order[i - 1]] == 0) continue;
-      --quota[order[i - 1]];
-      ++total;
-    }
-    return quota;
-  }
-
-  LayoutPtr store() {
-    std::sort(owned_.begin(), owned_.end(), [](const Owned& a, const Owned& b) {
-      return std::tie(a.rank, a.tensor, a.box.start) < std::tie(b.rank, b.tensor, b.box.start);
-    });
-    std::vector<std::string> names;
-    for (const TensorInfo& info : spec_->tensors()) names.push_back(info.name);
-    Table<LocalTensor> locals;
-    Table<Piece> pieces;
-    for (const Owned& each : owned_) {
-      if (locals.empty() || locals.back().rank != each.rank || locals.back().name != each.tensor) {
-        locals.push_back({each.rank, each.tensor, spec_->tensors()[each.tensor].dtype, {}});
-        locals.back().shape.ndim = 1;
-      }
-      int64_t& length = locals.back().shape.size[0];
-      const Shape size(std::span(each.box.size.data(), each.box.ndim));
-      pieces.push_back({each.tensor, static_cast<int32_t>(locals.size()) - 1, each.rank, each.box,
-                        Place{length, size.contiguous_strides()}});
-      length += each.box.num_elems();
-    }
-    return std::make_shared<const Layout>(str_cat("owners of ", layout_->text()), spec_,
-                                          layout_->ranks(), std::move(names), std::move(locals),
-                                          std::move(pieces));
-  }
-
-  LayoutPtr layout_;
-  SpecPtr spec_;
+  const Layout& layout_;
+  const Spec& spec_;
   std::vector<std::vector<Holding>> by_kind_;
   std::vector<HolderSet> sets_;
   std::map<std::vector<Rank>, int32_t> set_index_;
   std::vector<int64_t> load_;  // bytes owned so far, by rank
-  std::vector<Owned> owned_;
+  std::vector<OwnedBox> owned_;
 };
 
+/// Each rank's boxes one after the other.
+LayoutPtr store(const Layout& layout, const SpecPtr& spec, const std::vector<OwnedBox>& owned) {
+  std::vector<std::string> names;
+  for (const TensorInfo& info : spec->tensors()) names.push_back(info.name);
+  Table<LocalTensor> locals;
+  Table<Piece> pieces;
+  for (const OwnedBox& each : owned) {
+    if (locals.empty() || locals.back().rank != each.rank || locals.back().name != each.tensor) {
+      locals.push_back({each.rank, each.tensor, spec->tensors()[each.tensor].dtype, {}});
+      locals.back().shape.ndim = 1;
+    }
+    int64_t& length = locals.back().shape.size[0];
+    const Shape size(std::span(each.box.size.data(), each.box.ndim));
+    pieces.push_back({each.tensor, static_cast<int32_t>(locals.size()) - 1, each.rank, each.box,
+                      Place{length, size.contiguous_strides()}});
+    length += each.box.num_elems();
+  }
+  return std::make_shared<const Layout>(str_cat("owners of ", layout.text()), spec, layout.ranks(),
+                                        std::move(names), std::move(locals), std::move(pieces));
+}
+
 }  // namespace
+
+std::vector<OwnedBox> owned_boxes(const Layout& layout, const Spec& spec) {
+  return Dealer(layout, spec).run();
+}
 
 LayoutPtr owners_of(const LayoutPtr& layout, Dtype dtype) {
   if (layout->op() != Op::kCopy)
     throw UsageError("contributions have no owners", layout->text(),
                      "Use the layout that they are reduced into.");
-  return Dealer(layout, dtype).run();
+  const auto spec = std::make_shared<const Spec>(layout->spec().with_dtype(dtype));
+  return store(*layout, spec, owned_boxes(*layout, *spec));
 }
 
 }  // namespace hybridengine

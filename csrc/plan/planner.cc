@@ -15,9 +15,9 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "layout/quota.h"
 #include "plan/pattern.h"
 #include "plan/plan.h"
-#include "plan/quota.h"
 
 namespace hybridengine {
 namespace {

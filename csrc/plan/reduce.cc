@@ -1,19 +1,14 @@
 // Plans from a partial layout.
 //
-// Vocabulary: equal boxes of the destination on several ranks form a *group*. Each element of a
-// group gets one *owner* among its ranks; a group is cut row-major into *shares*, so that over the
-// whole plan every rank owns as much as the others. A share is cut further where its contributors
-// change, so that every element of a *part* has the same ones.
-//
-// Boxes of the destination that overlap without being equal (a rank that needs a whole tensor
-// beside others that need halves of it): who comes first owns what they share.
+// Vocabulary: each element has one *owner* among the ranks that need it (layout/owners.h); what it
+// owns in one of its pieces is a *share*. A share is cut where its contributors change, so that
+// every element of a *part* has the same ones.
 #include <algorithm>
-#include <map>
 #include <tuple>
 
 #include "base/error.h"
+#include "layout/owners.h"
 #include "plan/plan.h"
-#include "plan/quota.h"
 
 namespace hybridengine {
 namespace {
@@ -24,102 +19,37 @@ struct Share {
   Box box;
 };
 
-/// What several destination pieces of one tensor have in common, and nobody before them.
-struct Group {
-  int32_t tensor = 0;
-  std::vector<int32_t> pieces;  // ascending by rank
-  std::vector<Box> boxes;       // disjoint, row-major
-};
-
-int64_t elem_bytes(Dtype dtype) { return static_cast<int64_t>(dtype_bytes(dtype)); }
-
 class ReducingPlanner {
  public:
   ReducingPlanner(const LayoutPtr& src, const LayoutPtr& dst)
       : src_(src), dst_(dst), pairing_(pair_tensors(*src, *dst)) {
     for (const PairKind& kind : pairing_.kinds) check_once(kind.src_tensor);
     for (const TensorInfo& info : dst->spec().tensors()) check_reducible(src->op(), info.dtype);
-    load_.assign(std::max(src->ranks().back(), dst->ranks().back()) + 1, 0);
   }
 
   PlanPtr run() {
-    std::map<std::vector<Rank>, std::vector<Group>> by_ranks;
-    for (int32_t tensor = 0; tensor < static_cast<int32_t>(dst_->spec().tensors().size()); ++tensor)
-      for (Group& group : groups_of(tensor)) by_ranks[ranks_of(group)].push_back(std::move(group));
-    std::vector<const decltype(by_ranks)::value_type*> order;
-    for (const auto& entry : by_ranks) order.push_back(&entry);
-    std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-      return a->first.size() < b->first.size();  // those with little choice first
-    });
-    for (const auto* entry : order) share_out(entry->first, entry->second);
-    for (const Share& share : shares_) add_moves(share);
+    for (const OwnedBox& owned : owned_boxes(*dst_, dst_->spec())) add_shares(owned);
     order_moves();
     return std::make_shared<const Plan>(src_, dst_, std::move(moves_), pairing_);
   }
 
  private:
-  std::vector<Group> groups_of(int32_t tensor) const {
-    const std::span<const Piece> pieces = dst_->pieces_of(tensor);
-    const auto first = static_cast<int32_t>(pieces.data() - dst_->pieces().data());
-    std::vector<Group> groups;
-    for (int32_t i = 0; i < static_cast<int32_t>(pieces.size()); ++i) {
-      const auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
-        return dst_->pieces()[group.pieces.front()].box == pieces[i].box;
-      });
-      if (same != groups.end()) {
-        // Twice on one rank: it is copied there as from another one.
-        if (dst_->pieces()[same->pieces.back()].rank != pieces[i].rank)
-          same->pieces.push_back(first + i);
-        continue;
-      }
-      Group group{tensor, {first + i}, {pieces[i].box}};
-      for (const Group& before : groups)
-        subtract_from(group.boxes, dst_->pieces()[before.pieces.front()].box);
-      groups.push_back(std::move(group));
-    }
-    return groups;
-  }
-
-  std::vector<Rank> ranks_of(const Group& group) const {
-    std::vector<Rank> ranks;
-    for (const int32_t piece : group.pieces) ranks.push_back(dst_->pieces()[piece].rank);
-    return ranks;
-  }
-
   Dtype src_dtype(int32_t tensor) const {
     return src_->spec().tensors()[pairing_.src_tensor[tensor]].dtype;
   }
   Dtype dst_dtype(int32_t tensor) const { return dst_->spec().tensors()[tensor].dtype; }
 
-  void share_out(const std::vector<Rank>& ranks, const std::vector<Group>& groups) {
-    int64_t total = 0;
-    for (const Group& group : groups)
-      for (const Box& box : group.boxes)
-        total += box.num_elems() * elem_bytes(src_dtype(group.tensor));
-    std::vector<int64_t> quota = level_quotas(load_, ranks, total);
-    size_t owner = 0;
-    std::vector<Box> todo, head, tail;  // todo in reverse order
-    for (const Group& group : groups) {
-      const int64_t bytes = elem_bytes(src_dtype(group.tensor));
-      todo.assign(group.boxes.rbegin(), group.boxes.rend());
-      while (!todo.empty()) {
-        for (; quota[owner] <= 0 && owner + 1 < ranks.size(); ++owner)
-          quota[owner + 1] += quota[owner];
-        const int64_t elems = (quota[owner] + bytes - 1) / bytes;
-        Box box = todo.back();
-        todo.pop_back();
-        if (elems < box.num_elems() && owner + 1 < ranks.size()) {
-          head.clear();
-          tail.clear();
-          split_row_major(box, elems, head, tail);
-          todo.insert(todo.end(), tail.rbegin(), tail.rend());
-          todo.insert(todo.end(), head.rbegin(), head.rend());
-          box = todo.back();
-          todo.pop_back();
-        }
-        quota[owner] -= box.num_elems() * bytes;
-        load_[ranks[owner]] += box.num_elems() * bytes;
-        shares_.push_back({group.tensor, group.pieces[owner], box});
+  /// What a rank owns lies in one or several of its pieces.
+  void add_shares(const OwnedBox& owned) {
+    std::vector<Box> todo{owned.box};
+    for (const Piece& piece : dst_->pieces_of(owned.tensor)) {
+      if (piece.rank != owned.rank) continue;
+      const std::vector<Box> left = todo;
+      for (const Box& box : left) {
+        const Box common = intersect(box, piece.box);
+        if (common.empty()) continue;
+        add_moves({owned.tensor, static_cast<int32_t>(&piece - dst_->pieces().data()), common});
+        subtract_from(todo, common);
       }
     }
   }
@@ -211,8 +141,6 @@ class ReducingPlanner {
 
   LayoutPtr src_, dst_;
   Pairing pairing_;
-  std::vector<int64_t> load_;  // bytes owned so far, by rank
-  std::vector<Share> shares_;
   Table<Move> moves_;
 };
 

@@ -1,4 +1,4 @@
-#include "plan/quota.h"
+#include "layout/quota.h"
 
 #include <algorithm>
 #include <numeric>
@@ -20,8 +20,16 @@ std::vector<int64_t> level_quotas(const std::vector<int64_t>& load, const std::v
     level = (sum + static_cast<int64_t>(filled)) / static_cast<int64_t>(filled + 1);
   }
   std::vector<int64_t> quota(ranks.size(), 0);
-  for (size_t i = 0; i < filled; ++i)
+  for (size_t i = 0; i < filled; ++i) {
     quota[order[i]] = std::max<int64_t>(0, level - load[ranks[order[i]]]);
+    total -= quota[order[i]];
+  }
+  // The level was rounded up. Left as it is, the last one would lack what all others got more.
+  for (size_t i = filled; i > 0 && total < 0; --i) {
+    if (quota[order[i - 1]] == 0) continue;
+    --quota[order[i - 1]];
+    ++total;
+  }
   return quota;
 }
 

@@ -9,7 +9,7 @@
 namespace hybridengine {
 
 /// Bytes that each of `ranks` takes of `total`, so that those with the least `load` (by rank) fill
-/// up to one level. Shares are rounded up: the last ones may get a little less.
+/// up to one level.
 std::vector<int64_t> level_quotas(const std::vector<int64_t>& load, const std::vector<Rank>& ranks,
                                   int64_t total);
 
