@@ -26,7 +26,7 @@ from hybridengine._core import UsageError
 _MEMCPY = "memcpy"
 _OURS = ""
 _GLOO = "gloo"
-_ITERATION_US, _MOST_REPEATS = 1000.0, 100
+_ITERATION_US, _MOST_REPEATS, _A_FEW = 1000.0, 100, 4
 _AVERAGE: dict[int, Callable[[Any], float]] = {
     0: lambda ranks: float(ranks[0]),
     1: statistics.fmean,
@@ -154,8 +154,7 @@ def time_runs(
     warmed = [_iteration(world, run, 1) for _ in range(options.warmup)]
     repeats = 1 if options.agg_iters is None else options.agg_iters
     if options.agg_iters is None and repeats_short:
-        took = max(world.gather(_iteration(world, run, 1)))
-        repeats = max(int(min(_ITERATION_US / max(took, 1e-3), _MOST_REPEATS)), 1)
+        repeats = _fitting(world, run)
     mine = [_iteration(world, run, repeats) for _ in range(options.iters)]
     first = warmed[0] if warmed else None
     ranks = world.gather({"first": first, "timed": mine})
@@ -165,6 +164,14 @@ def time_runs(
         statistics.median(max(each) for each in iterations),
         None if first is None else max(each["first"] for each in ranks),
     )
+
+
+def _fitting(world: World, run: Callable[[], Any]) -> int:
+    """Runs that make an iteration. One alone says too little: ranks do not start as one."""
+    if max(world.gather(_iteration(world, run, 1))) > _A_FEW * _ITERATION_US:
+        return 1
+    took = max(world.gather(_iteration(world, run, _A_FEW)))
+    return max(int(min(_ITERATION_US / max(took, 1e-3), _MOST_REPEATS)), 1)
 
 
 def _iteration(world: World, run: Callable[[], Any], repeats: int) -> float:

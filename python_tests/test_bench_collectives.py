@@ -2,6 +2,7 @@
 find one wrong element."""
 
 import json
+import time
 
 import bench_collective_scenarios as scenarios
 import numpy as np
@@ -221,13 +222,24 @@ class OneRank:
 
 @pytest.mark.parametrize(
     ("repeats_short", "agg_iters", "runs", "starts"),
-    [(True, None, 2 + 1 + 3 * 100, 6), (True, 4, 2 + 3 * 4, 5), (False, None, 2 + 3, 5)],
+    [(True, None, 2 + 1 + 4 + 3 * 100, 7), (True, 4, 2 + 3 * 4, 5), (False, None, 2 + 3, 5)],
 )
 def test_short_calls_are_repeated(repeats_short, agg_iters, runs, starts):
     world, calls = OneRank(), []
     options = Options(iters=3, warmup=2, agg_iters=agg_iters)
     harness.time_runs(world, lambda: calls.append(0), options, repeats_short)
     assert (len(calls), world.starts) == (runs, starts)
+
+
+def test_long_calls_are_not_repeated():
+    world, calls = OneRank(), []
+
+    def run() -> None:
+        calls.append(0)
+        time.sleep(0.005)
+
+    harness.time_runs(world, run, Options(iters=3, warmup=0), repeats_short=True)
+    assert (len(calls), world.starts) == (1 + 3, 4)
 
 
 @pytest.mark.parametrize(
