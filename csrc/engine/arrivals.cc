@@ -45,10 +45,7 @@ bool Execution::take(const Message& message, Rank peer) {
         return false;
       if (incoming.way != Way::kPull || incoming.granted) return true;
       incoming.granted = true;
-      if (group_of(bucket) != nullptr)
-        contribution_arrived(id);
-      else
-        pulls_.push_back(message);
+      pulls_.push_back(message);
       return true;
     case MessageKind::kGranted:
       if (!outgoing_open_[id] || bucket.dst != peer) return false;

@@ -76,10 +76,7 @@ void Execution::count_buckets() {
     const Bucket& bucket = bucket_of(id);
     Incoming& incoming = incoming_[id];
     incoming.open = true;
-    if (const Group* group = group_of(bucket)) {
-      incoming.way = group->way;
-      continue;
-    }
+    if (group_of(bucket) != nullptr) continue;
     if (segment_ && bucket.direct)
       incoming.way = Way::kDirect;
     else if (may_pull(bucket))
@@ -98,15 +95,11 @@ void Execution::count_buckets() {
 void Execution::count_groups() {
   for (const int32_t id : schedule_->groups_of(rank_)) {
     Group& group = groups_[id];
-    group.way = Way::kPull;
-    for (const int32_t bucket : schedule_->groups()[id]) {
-      if (bucket_of(bucket).local()) continue;
-      ++group.missing;
-      if (options_.verify || !may_pull(bucket_of(bucket))) group.way = Way::kSlot;
-    }
+    for (const int32_t bucket : schedule_->groups()[id])
+      if (!bucket_of(bucket).local()) ++group.missing;
     if (group.missing == 0)
       folds_.push_back(id);
-    else if (group.way == Way::kSlot)
+    else
       slot_users_.push_back({.group = id});
   }
   if (groups_.empty()) return;
@@ -120,8 +113,7 @@ void Execution::count_groups() {
 }
 
 bool Execution::may_pull(const Bucket& bucket) const {
-  const bool as_it_lies = bucket.direct || bucket.group >= 0;
-  return comm_.transport().caps().pull && !streaming() && as_it_lies &&
+  return comm_.transport().caps().pull && !streaming() && bucket.direct &&
          std::ranges::find(options_.readable, bucket.src) != options_.readable.end() &&
          comm_.transport().peer_memory()->readable(bucket.src) && pulls_well(bucket);
 }
@@ -185,11 +177,11 @@ void Execution::announce_ready() {
 
 void Execution::announce_ready(int32_t id) {
   const Bucket& bucket = bucket_of(id);
-  if (!bucket.direct && bucket.group < 0) return;
+  if (!bucket.direct) return;
   if (const Blob* news = tables_.news_for(bucket.dst)) send_addresses(bucket.dst, *news);
   Message ready = message(MessageKind::kReady, id);
   ready.offset = tables_.digest();
-  if (options_.verify && bucket.direct) ready.value = digest_of_source(bucket, nullptr);
+  if (options_.verify) ready.value = digest_of_source(bucket, nullptr);
   comm_.send(bucket.dst, ready);
 }
 

@@ -9,10 +9,10 @@
 //           source writes there. One copy, made by the source.
 //   pull    the source has said that the bucket is ready where it lies; the destination reads it
 //           into its places and releases it. One copy, made by the destination.
-// Contributions to what this rank owns (see schedule.h) come by slot or are pulled; when all of a
-// group are there it is folded in rank order, and only then do the buckets of step 1 that carry its
-// result start. Slots go to groups before they go to results of others: a rank whose slots all wait
-// for results could never let the contributions in that others wait for.
+// Contributions to what this rank owns (see schedule.h) come by slot, so that what is folded is in
+// cache; when all of a group are there it is folded in rank order, and only then do the buckets of
+// step 1 that carry its result start. Slots go to groups before they go to results of others: a
+// rank whose slots all wait for results could never let the contributions in that others wait for.
 //
 // Nothing here blocks but Communicator::wait, and only when there is nothing to do, so ranks cannot
 // wait in a ring.
@@ -88,9 +88,8 @@ class Execution {
     bool granted = false;  // or, when pulling, ready
     int32_t slot = -1;
   };
-  struct Group {  // of those that this rank combines
-    Way way = Way::kSlot;
-    size_t missing = 0;  // contributions of others that are not here, or not ready
+  struct Group {         // of those that this rank combines
+    size_t missing = 0;  // contributions of others that are not here
     int32_t slot = -1;
     std::vector<int32_t> outgoing;  // buckets of step 1 that carry its result
     std::vector<int32_t> kept;      // those that stay on this rank
@@ -153,15 +152,13 @@ class Execution {
 
   // fold.cc: what comes together from several ranks
   struct Part;
-  struct FoldSources;
-  FoldSources sources_of(int32_t id) const;
   Group* group_of(const Bucket& bucket);
   void receive_contribution(const Message& landed, Rank peer);
-  void contribution_arrived(int32_t id);
   bool fold_next();
   void fold(int32_t id);
   std::vector<Part> parts_of(int32_t id) const;
   std::byte* contribution_base(int32_t id) const;
+  StridedEnd contribution_end(int32_t id, const Item& item) const;
   void finish_group(int32_t id);
   int64_t contribution_pitch(int32_t id) const;
 
