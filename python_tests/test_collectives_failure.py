@@ -13,7 +13,7 @@ import torch
 from ranks import MemoryStore, Ranks, run_ranks
 
 import hybridengine as he
-from hybridengine import Communicator, TimeoutError, TransportError
+from hybridengine import Communicator, TimeoutError, TransportError, _core
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
@@ -125,4 +125,5 @@ def resident_kib() -> int:
 def test_many_calls_leave_nothing_behind():
     for size in (2, 50_000):
         for grown in run_ranks(2, many_calls, size, transport="cma"):
-            assert grown < 1024
+            # A sanitizer keeps what is freed for a while, to catch later use: up to 256 MiB.
+            assert grown < (320 << 10 if _core.build_facts()["sanitize"] else 1024)

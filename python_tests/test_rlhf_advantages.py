@@ -22,6 +22,8 @@ from hybridengine.rlhf.algorithms import (
     whiten,
 )
 
+pytestmark = pytest.mark.python
+
 _RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
 _GAMMA, _LAM = 0.97, 0.9
 

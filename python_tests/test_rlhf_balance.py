@@ -8,6 +8,8 @@ import pytest
 from hybridengine import UsageError
 from hybridengine.rlhf.balance import micro_batches, seqlen_balanced_partitions
 
+pytestmark = pytest.mark.python
+
 
 def _sums(lengths: list[int], parts: list[list[int]]) -> list[int]:
     return [sum(lengths[i] for i in part) for part in parts]

@@ -16,6 +16,8 @@ from hybridengine.rlhf.algorithms import (
     value_loss,
 )
 
+pytestmark = pytest.mark.python
+
 _PAY = torch.tensor([0.0, 0.1, 0.0, 1.0])
 _ROWS = 32
 

@@ -21,6 +21,8 @@ from hybridengine.rlhf.algorithms import (
     with_unbiased_gradient,
 )
 
+pytestmark = pytest.mark.python
+
 _RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
 _ONE = torch.ones(1, 1, dtype=torch.bool)
 

@@ -17,6 +17,8 @@ from hybridengine.rlhf.algorithms import (
     with_unbiased_gradient,
 )
 
+pytestmark = pytest.mark.python
+
 _RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
 _LOSSES = [f"policy:{name}" for name in policy_loss.names()]
 _LOSSES += [f"value:{name}" for name in value_loss.names()]

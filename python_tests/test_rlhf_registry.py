@@ -9,6 +9,8 @@ from hybridengine import UsageError
 from hybridengine.rlhf import algorithms
 from hybridengine.rlhf.algorithms import Registry, advantage, kl_controller, policy_loss
 
+pytestmark = pytest.mark.python
+
 
 def test_every_algorithm_has_its_name() -> None:
     named = {

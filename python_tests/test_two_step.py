@@ -11,6 +11,8 @@ from two_step_scenarios import Case
 
 from hybridengine import Communicator, Spec, all_reduce, reshard
 
+pytestmark = pytest.mark.python
+
 
 def spec_of(dtype: str, **options) -> Spec:
     facts = tiny.config("LlamaForCausalLM", vocab=8, layers=2, intermediate=12, **options)

@@ -12,6 +12,8 @@ from two_step_scenarios import OPTIMIZERS, Net, give, on_two
 from hybridengine import Communicator, TwoStep, UsageError
 from hybridengine.optimizers import prove_element_wise
 
+pytestmark = pytest.mark.python
+
 SGD = OPTIMIZERS["sgd"]
 GEN = "replicated(2)"
 

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.python
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "two_step.py"
 
 

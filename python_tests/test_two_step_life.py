@@ -13,6 +13,8 @@ from two_step_scenarios import OPTIMIZERS, Net, give, on_two
 
 from hybridengine import Communicator, LayoutRule, Spec, TwoStep, UsageError
 
+pytestmark = pytest.mark.python
+
 SGD = OPTIMIZERS["sgd"]
 GEN = "replicated(2)"
 

@@ -7,6 +7,8 @@ import tiny_models as tiny
 import two_step_scenarios as scenarios
 from ranks import run_ranks
 
+pytestmark = pytest.mark.python
+
 
 @pytest.mark.parametrize(
     ("world", "gen", "dtype", "tie"),
