@@ -48,23 +48,28 @@ def test_a_rank_missing_from_the_call_is_named(size):
         assert seconds < 1.5 + 2
 
 
-def reduce_until_killed(comm: Communicator, size: int) -> tuple[str, str, float]:
+def reduce_until_killed(comm: Communicator, size: int, masked: bool) -> tuple[str, str, float]:
     he.barrier(comm)
     if comm.rank == 1:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    tensor, began = torch.zeros(size), time.monotonic()
+    tensor, began = torch.zeros(size, 2), time.monotonic()
+    scores = (torch.arange(size) % 2).float()
     try:
         while True:
-            he.all_reduce(tensor, comm=comm)
+            if masked:
+                he.masked_all_reduce(tensor, scores, 1, out=tensor, comm=comm)
+            else:
+                he.all_reduce(tensor, comm=comm)
             began = time.monotonic()
     except TransportError as error:
         return str(error), f"{comm.dead}", time.monotonic() - began
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("transport", ["shm", "cma"])
 @pytest.mark.parametrize("size", [2, 300_000])
-def test_a_rank_that_is_killed(size, transport):
-    ranks = Ranks(3, reduce_until_killed, size, transport=transport, timeout=5)
+def test_a_rank_that_is_killed(size, transport, masked):
+    ranks = Ranks(3, reduce_until_killed, size, masked, transport=transport, timeout=5)
     first, killed, last = ranks.results(30)
     assert killed[0] == "died"
     for kind, seen in (first, last):
