@@ -139,7 +139,7 @@ void Execution::receive_bucket(const Message& landed, Rank peer) {
   span.arg("bucket", id).arg("peer", peer).arg("bytes", bucket.num_bytes);
   if (comm_.transport().caps().payload) {
     const Stopwatch watch(report_.unpack_seconds);
-    const std::byte* base = slot < 0 ? nullptr : slots_[slot];
+    const std::byte* base = incoming_[id].base;
     if (slot >= 0) unpack(bucket, base);
     if (options_.verify) compare_digests(landed, bucket, base);
   }

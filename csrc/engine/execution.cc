@@ -255,20 +255,22 @@ std::optional<Event> Execution::grant_slots() {
 void Execution::grant_slot(const SlotUser& user) {
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
-  size_t offset = slot_offset_[slot];
+  size_t within = 0;  // the slot
   const auto grant = [&](int32_t id) {
     incoming_[id].slot = slot;
+    incoming_[id].base = slots_[slot] == nullptr ? nullptr : slots_[slot] + within;
     incoming_[id].granted = true;
     Message granted = message(MessageKind::kGranted, id);
-    granted.offset = offset;
+    granted.offset = slot_offset_[slot] + within;
     comm_.send(bucket_of(id).src, granted);
   };
   if (user.group < 0) return grant(user.bucket);
   groups_.at(user.group).slot = slot;
+  const auto pitch = static_cast<size_t>(contribution_pitch(user.group));
   for (const int32_t id : schedule_->groups()[user.group]) {
     if (bucket_of(id).local()) continue;
     grant(id);
-    offset += static_cast<size_t>(contribution_pitch(user.group));
+    within += pitch;
   }
 }
 

@@ -87,6 +87,7 @@ class Execution {
     bool open = false;     // not complete yet
     bool granted = false;  // or, when pulling, ready
     int32_t slot = -1;
+    std::byte* base = nullptr;  // where it lands, once granted a slot
   };
   struct Group {         // of those that this rank combines
     size_t missing = 0;  // contributions of others that are not here
@@ -157,7 +158,6 @@ class Execution {
   bool fold_next();
   void fold(int32_t id);
   std::vector<Part> parts_of(int32_t id) const;
-  std::byte* contribution_base(int32_t id) const;
   StridedEnd contribution_end(int32_t id, const Item& item) const;
   void finish_group(int32_t id);
   int64_t contribution_pitch(int32_t id) const;

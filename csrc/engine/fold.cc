@@ -5,7 +5,6 @@
 // begin.
 #include <algorithm>
 
-#include "base/error.h"
 #include "base/trace.h"
 #include "device/reduce.h"
 #include "engine/execution.h"
@@ -86,27 +85,15 @@ int64_t Execution::contribution_pitch(int32_t id) const {
 void Execution::receive_contribution(const Message& landed, Rank peer) {
   const auto id = static_cast<int32_t>(landed.bucket);
   if (comm_.transport().caps().payload && options_.verify)
-    compare_digests(landed, bucket_of(id), contribution_base(id));
+    compare_digests(landed, bucket_of(id), incoming_[id].base);
   note_received(id, peer);
   Group& group = groups_.at(bucket_of(id).group);
   if (--group.missing == 0) folds_.push_back(bucket_of(id).group);
 }
 
-/// Where the contribution of another rank lies in its group's slot.
-std::byte* Execution::contribution_base(int32_t id) const {
-  const Bucket& bucket = bucket_of(id);
-  const int32_t slot = groups_.at(bucket.group).slot;
-  int64_t offset = 0;
-  for (const int32_t other : schedule_->groups()[bucket.group]) {
-    if (other == id) break;
-    if (!bucket_of(other).local()) offset += contribution_pitch(bucket.group);
-  }
-  return slots_[slot] + offset;
-}
-
 StridedEnd Execution::contribution_end(int32_t id, const Item& item) const {
   return bucket_of(id).local() ? source_end(item)
-                               : bucket_end(move_of(item), item, contribution_base(id));
+                               : bucket_end(move_of(item), item, incoming_[id].base);
 }
 
 bool Execution::fold_next() {
