@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "collective/flat.h"
 #include "collective/layouts.h"
 #include "device/reduce.h"
 #include "engine/execution.h"
@@ -33,8 +34,8 @@ std::vector<TensorMemory> flattened(const std::vector<TensorMemory>& tensors, bo
 
 /// Contiguous `bytes` into a tensor of any strides.
 void put(const std::byte* bytes, const TensorMemory& tensor) {
-  copy_strided({const_cast<std::byte*>(bytes), tensor.shape.contiguous_strides(), tensor.dtype},
-               {tensor.data, tensor.strides, tensor.dtype}, tensor.shape.ndim, tensor.shape.size);
+  const FlatMemory flat(tensor);
+  flat.write(0, flat.num_elems(), bytes);
 }
 
 }  // namespace

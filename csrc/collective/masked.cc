@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "device/mask.h"
+#include "schedule/schedule.h"
 
 namespace hybridengine {
 namespace {
@@ -17,7 +18,7 @@ constexpr int kContributionSlots = 2, kResultSlots = 1;
 
 /// Smaller packets make ranks wait for each other more often, larger ones leave the caches; and the
 /// slots of one kind stay within one bucket of the default size.
-constexpr int64_t kFastPacketBytes = 4 << 20, kDefaultBucketBytes = 32 << 20;
+constexpr int64_t kFastPacketBytes = 4 << 20;
 
 /// Scores are compared in blocks where they must be copied first.
 constexpr int64_t kScoreBlock = 1024;

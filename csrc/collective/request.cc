@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "device/copy.h"
+#include "collective/flat.h"
 
 namespace hybridengine {
 namespace {
@@ -55,15 +55,9 @@ size_t put_payload(const Request& request, Rank rank, std::span<std::byte> room)
   if (request.kind == Kind::kBroadcast && rank != request.root) return 0;
   size_t used = 0;
   for (const TensorMemory& tensor : request.inputs) {
-    const size_t bytes = tensor.shape.num_elems() * dtype_bytes(tensor.dtype);
-    if (bytes == 0) continue;
-    if (is_contiguous(tensor))
-      std::memcpy(room.data() + used, tensor.data, bytes);
-    else
-      copy_strided({tensor.data, tensor.strides, tensor.dtype},
-                   {room.data() + used, tensor.shape.contiguous_strides(), tensor.dtype},
-                   tensor.shape.ndim, tensor.shape.size);
-    used += bytes;
+    const FlatMemory flat(tensor);
+    flat.read(0, flat.num_elems(), room.data() + used);
+    used += flat.num_elems() * flat.elem_bytes();
   }
   return used;
 }
