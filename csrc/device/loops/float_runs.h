@@ -16,6 +16,22 @@ static constexpr bool kIsFloat16 = false;
 template <>
 constexpr bool kIsFloat16<Float16> = true;
 
+/// The type in which elements are summed: float32 for those of 16 bits.
+template <class Element>
+struct AccumulatorOf {
+  using Type = Element;
+};
+template <>
+struct AccumulatorOf<Float16> {
+  using Type = float;
+};
+template <>
+struct AccumulatorOf<Bfloat16> {
+  using Type = float;
+};
+template <class Element>
+using Accumulator = typename AccumulatorOf<Element>::Type;
+
 /// The float32 numbers dst[i] = to_float(src[i]). Addresses may be unaligned.
 template <class Src>
 static inline void widen_run(const std::byte* __restrict src, std::byte* __restrict dst,

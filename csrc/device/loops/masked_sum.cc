@@ -10,21 +10,6 @@ namespace {
 
 constexpr int64_t kChunkElems = 1024;
 
-template <class Element>
-struct SumOf {
-  using Type = Element;
-};
-template <>
-struct SumOf<Float16> {
-  using Type = float;
-};
-template <>
-struct SumOf<Bfloat16> {
-  using Type = float;
-};
-template <class Element>
-using Wide = typename SumOf<Element>::Type;
-
 template <class Number>
 constexpr bool kIsFloating = false;
 template <>
@@ -41,8 +26,9 @@ Number widened(Number value) {
 
 template <class Element>
 void start(std::byte* accumulator, int64_t count) {
-  constexpr int64_t kSize = sizeof(Wide<Element>);
-  for (int64_t at = 0; at < count; ++at) store(accumulator + at * kSize, nothing(Wide<Element>{}));
+  constexpr int64_t kSize = sizeof(Accumulator<Element>);
+  for (int64_t at = 0; at < count; ++at)
+    store(accumulator + at * kSize, nothing(Accumulator<Element>{}));
 }
 
 #if defined(__AVX512F__)
@@ -91,7 +77,8 @@ void add_word(const std::byte*, uint64_t, std::byte*, int32_t*) {}
 
 template <class Element>
 static inline void add_one(const std::byte* src, std::byte* accumulator, int32_t* count) {
-  store(accumulator, combine(Sum{}, load<Wide<Element>>(accumulator), widened(load<Element>(src))));
+  store(accumulator,
+        combine(Sum{}, load<Accumulator<Element>>(accumulator), widened(load<Element>(src))));
   ++*count;
 }
 
@@ -99,7 +86,7 @@ static inline void add_one(const std::byte* src, std::byte* accumulator, int32_t
 template <class Element, bool kCompact>
 int64_t add(const std::byte* src, const std::byte* bits, int64_t count, std::byte* accumulator,
             int32_t* counts) {
-  constexpr int64_t kSize = sizeof(Element), kWide = sizeof(Wide<Element>);
+  constexpr int64_t kSize = sizeof(Element), kWide = sizeof(Accumulator<Element>);
   int64_t taken = 0;
   for (int64_t at = 0; at < count; at += kWordElems) {
     const uint64_t word = word_at(bits, at);
@@ -133,13 +120,13 @@ static inline Number settled(Number sum, int32_t count, int divisor) {
 template <class Element>
 void finish(const std::byte* accumulator, const int32_t* counts, int divisor, const std::byte* fill,
             std::byte* dst, int64_t count) {
-  constexpr int64_t kWide = sizeof(Wide<Element>), kSize = sizeof(Element);
-  const Wide<Element> rest = widened(load<Element>(fill));
+  constexpr int64_t kWide = sizeof(Accumulator<Element>), kSize = sizeof(Element);
+  const Accumulator<Element> rest = widened(load<Element>(fill));
   alignas(kLineBytes) std::byte made[kChunkElems * kWide];
   for (int64_t at = 0; at < count; at += kChunkElems) {
     const int64_t some = count - at < kChunkElems ? count - at : kChunkElems;
     for (int64_t i = 0; i < some; ++i) {
-      const auto sum = load<Wide<Element>>(accumulator + (at + i) * kWide);
+      const auto sum = load<Accumulator<Element>>(accumulator + (at + i) * kWide);
       const auto value = settled(sum, counts[at + i], divisor);
       store(made + i * kWide, counts[at + i] > 0 ? value : rest);
     }

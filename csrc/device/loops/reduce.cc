@@ -11,21 +11,6 @@ namespace {
 constexpr int64_t kChunkElems = 1024;
 
 template <class Element>
-struct AccumulatorOf {
-  using Type = Element;
-};
-template <>
-struct AccumulatorOf<Float16> {
-  using Type = float;
-};
-template <>
-struct AccumulatorOf<Bfloat16> {
-  using Type = float;
-};
-template <class Element>
-using Accumulator = typename AccumulatorOf<Element>::Type;
-
-template <class Element>
 constexpr bool kIsFloating = false;
 template <>
 constexpr bool kIsFloating<float> = true;
