@@ -114,8 +114,9 @@ def _of(comm: Communicator) -> Any:
     if comm.collectives is None:
         from hybridengine import _core
 
-        comm.collectives = _core.Collectives(comm.core)
-        comm.collectives.set_auto_bucket_bytes(link_model.pick_bucket(comm.transport, comm.world))
+        comm.collectives = _core.Collectives(
+            comm.core, link_model.pick_bucket(comm.transport, comm.world)
+        )
     return comm.collectives
 
 

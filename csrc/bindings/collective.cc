@@ -40,7 +40,8 @@ void run(Collectives& collectives, const Communicator& comm, Kind kind, const Fi
 /// Keeps the communicator that its collectives use.
 class BoundCollectives {
  public:
-  explicit BoundCollectives(Communicator& comm) : comm_(comm), collectives_(comm) {}
+  BoundCollectives(Communicator& comm, int64_t auto_bucket_bytes)
+      : comm_(comm), collectives_(comm, auto_bucket_bytes) {}
 
   void all_reduce(const py::list& tensors, const py::object& op, const py::object& bucket_bytes) {
     run(collectives_, comm_, Kind::kAllReduce, [&](Request& request) {
@@ -76,8 +77,6 @@ class BoundCollectives {
     });
   }
 
-  void set_auto_bucket_bytes(int64_t bytes) { collectives_.set_auto_bucket_bytes(bytes); }
-
   void barrier() {
     run(collectives_, comm_, Kind::kBarrier, [](Request&) {});
   }
@@ -91,7 +90,8 @@ class BoundCollectives {
 
 void bind_collective(py::module_& module) {
   py::class_<BoundCollectives>(module, "Collectives", "Collectives of one communicator.")
-      .def(py::init<Communicator&>(), py::arg("comm"), py::keep_alive<1, 2>())
+      .def(py::init<Communicator&, int64_t>(), py::arg("comm"), py::arg("auto_bucket_bytes"),
+           py::keep_alive<1, 2>())
       .def("all_reduce", &BoundCollectives::all_reduce, py::arg("tensors"), py::arg("op"),
            py::arg("bucket_bytes"))
       .def("reduce_scatter", &BoundCollectives::reduce_scatter, py::arg("outputs"),
@@ -100,7 +100,6 @@ void bind_collective(py::module_& module) {
            py::arg("bucket_bytes"))
       .def("broadcast", &BoundCollectives::broadcast, py::arg("tensors"), py::arg("src"),
            py::arg("bucket_bytes"))
-      .def("set_auto_bucket_bytes", &BoundCollectives::set_auto_bucket_bytes, py::arg("bytes"))
       .def("barrier", &BoundCollectives::barrier);
 }
 

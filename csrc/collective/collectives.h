@@ -16,15 +16,11 @@
 
 namespace hybridengine {
 
-/// Buckets of a collective where the caller leaves the choice.
-inline constexpr int64_t kAutoBucketBytes = int64_t{4} << 20;
-
 class Collectives {
  public:
-  explicit Collectives(Communicator& comm) : comm_(comm) {}
-
-  /// Where a request leaves the choice; rank 0's counts.
-  void set_auto_bucket_bytes(int64_t bytes) { auto_bucket_bytes_ = bytes; }
+  /// `auto_bucket_bytes`: where a request leaves the choice; rank 0's counts.
+  Collectives(Communicator& comm, int64_t auto_bucket_bytes)
+      : comm_(comm), auto_bucket_bytes_(auto_bucket_bytes) {}
 
   /// All ranks call it alike. Where one rank's request has an error, or requests differ, all throw
   /// the same UsageError, no buffer has changed and the next call works. Throws as
@@ -47,7 +43,7 @@ class Collectives {
   Prepared& prepared_for(const Request& request, const Agreement& agreement);
 
   Communicator& comm_;
-  int64_t auto_bucket_bytes_ = kAutoBucketBytes;
+  int64_t auto_bucket_bytes_;
   std::list<Prepared> prepared_;  // the latest first
 };
 
