@@ -127,3 +127,15 @@ def run_core() -> Callable[..., "subprocess.CompletedProcess[str]"]:
         )
 
     return run
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `hybridengine bench ...` in this process: (exit code, stdout, stderr)."""
+    from hybridengine import cli
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(["bench", *arguments])
+        return (code, *capsys.readouterr())
+
+    return call

@@ -21,9 +21,15 @@ CONFIG = {
 }
 
 
+def write_config(directory) -> str:
+    """Writes a HF directory with shapes only."""
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return str(directory)
+
+
 def write_checkpoint(directory) -> str:
     """Writes a HF directory whose weights are random bits: NaN and infinity are among them."""
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    write_config(directory)
     bits = np.random.default_rng(0)
     tensors = {
         name: bits.integers(0, 1 << 16, shape, dtype=np.uint16)

@@ -8,47 +8,23 @@ from pathlib import Path
 import bench_scenarios
 import pytest
 import torch
+from small_checkpoint import CONFIG, write_config
 
 import hybridengine
-from hybridengine import _core, cli
+from hybridengine import _core
 from hybridengine._bench import command, flags, planner, planner_cases, results, send_recv
 from hybridengine.launch import run_local
 from hybridengine.spec import Spec
 
 pytestmark = pytest.mark.python
 
-# Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 36,
-    "intermediate_size": 33,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 190,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 QUICK = ["-n", "2"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     """A directory with shapes only."""
-    directory = tmp_path_factory.mktemp("model")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    return str(directory)
-
-
-@pytest.fixture
-def bench(capsys):
-    """Runs `hybridengine bench ...` in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(["bench", *arguments])
-        return (code, *capsys.readouterr())
-
-    return call
+    return write_config(tmp_path_factory.mktemp("model"))
 
 
 def reshard(model: str, src: str, dst: str, *more: str) -> list[str]:

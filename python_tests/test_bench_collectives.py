@@ -9,24 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hybridengine import UsageError, cli
+from hybridengine import UsageError
 from hybridengine._bench import command, exact, flags, harness, masked_all_reduce
 from hybridengine._bench.flags import Options
 
 pytestmark = pytest.mark.python
 
 QUICK = ["-n", "1", "-m", "2"]
-
-
-@pytest.fixture
-def bench(capsys):
-    """Runs `hybridengine bench ...` in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(["bench", *arguments])
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 def rows_of(path) -> list[dict]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from hybridengine import cli, link_model
+from hybridengine import link_model
 from hybridengine._bench import bucket_sweep, density_sweep, plot, scaling
 from hybridengine._bench.flags import Options
 from hybridengine._bench.scaling import Model, Point
@@ -18,16 +18,11 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
-def bench(capsys, monkeypatch, tmp_path):
-    """Runs `hybridengine bench ...` with a cache of its own: (exit code, stdout, stderr)."""
+def bench(bench, monkeypatch, tmp_path):
+    """With a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     link_model.forget()
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(["bench", *arguments])
-        return (code, *capsys.readouterr())
-
-    yield call
+    yield bench
     link_model.forget()
 
 

@@ -5,31 +5,18 @@ import json
 
 import bench_collective_scenarios as scenarios
 import pytest
+from small_checkpoint import write_config
 
 from hybridengine import cli
 from hybridengine._bench import command, flags, two_step
 
-# Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 36,
-    "intermediate_size": 33,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 190,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 QUICK = ["-n", "2"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     """A directory with shapes only."""
-    directory = tmp_path_factory.mktemp("model")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    return str(directory)
+    return write_config(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(
