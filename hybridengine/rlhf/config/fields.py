@@ -18,8 +18,8 @@ _METADATA = "key"
 class Key:
     """What is known of a key besides its name, type and default.
 
-    `choices`: the only values, for strings. `least` and `above`: bounds of a number, `most` likewise;
-    NaN is outside of every bound.
+    `choices`: the only values, for strings. `least`, `above` and `most`: bounds of a number; NaN is
+    outside of every bound.
     """
 
     help: str

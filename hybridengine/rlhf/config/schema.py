@@ -136,7 +136,7 @@ class Trainer:
     ranks: int = key(2, "processes of the pool that trains", least=1)
     placement: str = key(
         "colocate",
-        "colocate: one pool; split: critic and reward model apart; standalone: a pool for each role",
+        "colocate: one pool; split: critic and reward model apart; standalone: a pool a role",
         choices=("colocate", "split", "standalone", "auto"),
     )
     rollout_ranks: int = key(1, "processes of the rollout's own pool (standalone)", least=1)
