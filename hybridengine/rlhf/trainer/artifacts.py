@@ -21,7 +21,7 @@ class Summary:
 
     reward_first: float
     reward_last: float
-    reshard_received_over_bound: float
+    reshard_received_over_bound: float | None  # None where nothing was moved
     steps: int
     seconds: float
     reshard_share: float  # of the time of all steps
@@ -42,7 +42,7 @@ def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
     return Summary(
         reward_first=rewards[0],
         reward_last=sum(last) / len(last),
-        reshard_received_over_bound=received / bound if bound else 1.0,
+        reshard_received_over_bound=received / bound if bound else None,
         steps=len(history),
         seconds=seconds,
         reshard_share=total("time/reshard") / step_seconds,

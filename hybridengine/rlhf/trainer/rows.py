@@ -36,7 +36,10 @@ class Rows:
         return Rows([self.places[index] for index in indices])
 
     def picks(self, indices: Sequence[int]) -> list[Pick]:
-        """What a worker resolves into one Batch of the rows at `indices`, in their order."""
+        """What a worker resolves into one Batch of the rows at `indices`, in their order. For no
+        indices it is no rows of the first piece: a batch without rows that has the columns."""
+        if not indices:
+            return [Pick(self.places[0][0], [])]
         runs: list[tuple[Reference, list[int]]] = []
         for reference, index in (self.places[i] for i in indices):
             if not runs or runs[-1][0] is not reference:
