@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +24,8 @@ from hybridengine.launch import end_fork_server, run_local
 from hybridengine.models import Model, model_names, resolve
 from hybridengine.planning import bind_both, plan
 from hybridengine.progress import show_phases
+from hybridengine.rlhf import cli as rlhf_cli
+from hybridengine.signals import exit_on_sigterm
 
 DIFFERENT, USAGE, FAILED, INTERRUPTED = 1, 2, 3, 130
 
@@ -51,14 +50,6 @@ DtypeOption = Annotated[
     str | None, typer.Option(help="convert floating tensors on the way, e.g. bfloat16")
 ]
 BucketOption = Annotated[str, typer.Option(help="bytes of a bucket: 32M, 512K, 1G or a number")]
-SettingsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[FILE] [KEY=VALUE]...",
-        help="a YAML file, then keys that override it",
-        show_default=False,
-    ),
-]
 JsonOption = Annotated[
     str | None, typer.Option("--json", help="write the numbers to this file; - is stdout")
 ]
@@ -180,63 +171,8 @@ def info_command(
         info.render(facts, Console())
 
 
-@app.command(
-    name="train", epilog="Every key: docs/config.md, or hybridengine train --print-config."
-)
-def train_command(
-    settings: SettingsArgument = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print every key with a line of help, and stop")
-    ] = False,
-    config_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
-) -> None:
-    """Trains a model with PPO and its family on generated text; without arguments, a demo.
-
-    The demo takes three minutes on two CPU cores: a tiny model learns to add two digits. With a
-    FILE its keys are used over the defaults; `preset=demo` starts from the demo's instead.
-
-    Examples:
-
-    hybridengine train
-
-    hybridengine train run.name=ci seed=0 trainer.time_limit_s=60
-
-    hybridengine train examples/grpo_smollm2.yaml actor.lr=1e-6 trainer.steps=20
-
-    hybridengine train examples/ppo_math.yaml 'data.train_files=[train.parquet]'
-
-    Keys used most: model.path, data.train_files, data.gym.name, data.train_batch_size,
-    data.max_response_length, rollout.n, actor.lr, actor.ppo_mini_batch_size,
-    algorithm.advantage (gae, grpo, rloo, reinforce++, remax), algorithm.kl_coef,
-    reward.functions, reward.function, trainer.ranks, trainer.steps, run.name, run.resume, seed.
-
-    Exit codes: 2 for a config that cannot work, before anything starts; 3 for a failed run.
-    """
-    from hybridengine.rlhf import command
-
-    if config_markdown:
-        typer.echo(command.config_markdown(), nl=False)
-    elif print_config:
-        typer.echo(command.print_config(settings or []), nl=False)
-    else:
-        _core.check_env()
-        with _exit_on_sigterm():
-            raise typer.Exit(command.train(settings or []))
-
-
-@app.command(name="train-reward", epilog="Every key: docs/config.md.")
-def train_reward_command(settings: SettingsArgument = None) -> None:
-    """Fits a reward model to pairs of a better and a worse answer (Bradley-Terry).
-
-    Example:
-
-    hybridengine train-reward model.path=DIRECTORY 'data.train_files=[pairs.jsonl]'
-    """
-    from hybridengine.rlhf import command
-
-    _core.check_env()
-    with _exit_on_sigterm():
-        raise typer.Exit(command.train_reward(settings or []))
+app.command(name="train", epilog=rlhf_cli.EPILOG)(rlhf_cli.train_command)
+app.command(name="train-reward", epilog=rlhf_cli.EPILOG)(rlhf_cli.train_reward_command)
 
 
 @app.command(
@@ -253,7 +189,7 @@ def bench_command(context: typer.Context) -> None:
     from hybridengine._bench.command import main as bench
 
     _core.check_env()
-    with _exit_on_sigterm():
+    with exit_on_sigterm():
         raise typer.Exit(bench(context.args))
 
 
@@ -285,7 +221,7 @@ def _run(
             f"{job.src} -> {job.dst} needs {world} ranks, and each is a process of this host. Use "
             f"at most {_MAX_LOCAL_RANKS}; `hybridengine plan` takes any number."
         )
-    with _exit_on_sigterm(), show_phases() as phases:
+    with exit_on_sigterm(), show_phases() as phases:
         phases.enter("weights")
         model.open()
         phases.expect("load", sum(map(src.num_bytes, src.ranks)))
@@ -294,16 +230,6 @@ def _run(
         return run_local(
             world, run_job, job, transport=transport, timeout=timeout, on_event=phases.on_event
         )
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that ranks and their folder are cleared away."""
-    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _check_json_path(path: str | None) -> None:
