@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from hybridengine.rlhf.batch import Batch
@@ -52,11 +51,11 @@ class CriticRole(Role):
 
     @dispatch(collect="none")
     def save(self, folder: str) -> None:
-        save_state(Path(folder), self._module, self._optimizer, self.context.comm)
+        save_state(folder, self._module, self._optimizer)
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
-        load_state(Path(folder), self._module, self._optimizer, self.context.comm)
+        load_state(folder, self._module, self._optimizer)
 
 
 class RewardModelRole(Role):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +16,12 @@ from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.schedule import total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
-from hybridengine.rlhf.training.lora import LoraSource, add_adapters, without_adapters
-from hybridengine.rlhf.training.memory import load, offload
+from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.models import build_model, weight_dtype
-from hybridengine.rlhf.training.optimizer import ShardedAdamW
+from hybridengine.rlhf.training.optimizer import ShardedAdamW, local
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate
-from hybridengine.rlhf.training.sharding import copy_shards, shard
+from hybridengine.rlhf.training.sharding import shard
 from hybridengine.rlhf.training.state import export_hf, load_state, save_state
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
@@ -40,7 +38,7 @@ class ActorRole(Role):
         self.passes = Passes(self.module, actor, config.rollout.temperature, comm=context.comm)
         self._optimizer = self._make_optimizer(actor.lr)
         self._update = PolicyUpdate(self.passes, self._optimizer, config, context.comm)
-        self._merged = LoraSource(self.module) if actor.lora.enable else None
+        self._merged = merged_tensors(self.module) if actor.lora.enable else None
         self._offloaded = False
         self._transfer: Transfer | None = None
         self._supervised: SupervisedUpdate | None = None
@@ -59,7 +57,7 @@ class ActorRole(Role):
         with adapters ref_log_probs too, from the weights without them."""
         began = time.perf_counter()
         if self._offloaded:
-            load(self.module, self._optimizer)
+            self._optimizer.load_moments()
             self._offloaded = False
         batch, columns = shard
         rows = {name: torch.tensor(column) for name, column in columns.items()}
@@ -118,18 +116,20 @@ class ActorRole(Role):
         return self._transfer.run()
 
     def offload(self) -> None:
-        """Moves what only training needs to host memory, until the next prepare()."""
-        offload(self.module, self._optimizer)
+        """Moves what only training needs to host memory, until the next prepare(). The weights stay:
+        they are what a transfer reads."""
+        self._optimizer.zero_grad()
+        self._optimizer.offload_moments()
         self._offloaded = True
 
     def source(self) -> torch.nn.Module | dict[str, torch.Tensor]:
         """The shards that a transfer reads: the module's, or with adapters merged ones."""
-        return self.module if self._merged is None else self._merged.tensors
+        return self.module if self._merged is None else self._merged
 
     def refresh_source(self) -> None:
         """Brings source() up to date, where it is not the weights themselves."""
         if self._merged is not None:
-            self._merged.refresh()
+            merged_tensors(self.module, self._merged)
 
     def _make_optimizer(self, lr: float, *, constant: bool = False) -> ShardedAdamW:
         actor = self.config.actor
@@ -145,17 +145,17 @@ class ActorRole(Role):
 
     @dispatch(collect="none")
     def save(self, folder: str) -> None:
-        save_state(Path(folder), self.module, self._optimizer, self.context.comm)
+        save_state(folder, self.module, self._optimizer)
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
-        load_state(Path(folder), self.module, self._optimizer, self.context.comm)
+        load_state(folder, self.module, self._optimizer)
 
     @dispatch(collect="none")
     def export(self, folder: str) -> None:
         """A HF checkpoint with the tokenizer, from the first rank."""
         tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
-        export_hf(self.module, tokenizer, Path(folder), self.context.comm)
+        export_hf(self.module, tokenizer, folder)
 
 
 class ReferenceRole(Role):
@@ -178,7 +178,10 @@ class ReferenceRole(Role):
         """Takes the actor's weights as they are now, shard by shard: both are cut the same way."""
         if self.config.reference.path is None:
             actor: Any = self.context.roles["actor"]
-            copy_shards(actor.module, self._module)
+            pairs = zip(actor.module.parameters(), self._module.parameters(), strict=True)
+            with torch.no_grad():
+                for theirs, ours in pairs:
+                    local(ours).copy_(local(theirs))
 
     @dispatch("by_rank", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
