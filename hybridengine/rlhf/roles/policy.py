@@ -15,7 +15,7 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.schedule import total_updates
-from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
+from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.models import build_model, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW, local
@@ -92,7 +92,7 @@ class ActorRole(Role):
     @dispatch()
     def open_meeting(self) -> tuple[str, int]:
         """On the first rank: a store where the rollout's pool meets this one; its host and port."""
-        self._store = self.context.new_store() if self.context.rank == 0 else None
+        self._store = open_store() if self.context.rank == 0 else None
         return (self.context.host, self._store.port) if self._store is not None else ("", 0)
 
     @dispatch(collect="none")

@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from hybridengine import Spec
+from hybridengine import Communicator
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
-from hybridengine.rlhf.generation import Engine, Generation, SamplingParams, load_weights
-from hybridengine.rlhf.generation.tensor_parallel import shard_model
-from hybridengine.rlhf.roles.transfer import Meeting, Transfer
+from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
 from hybridengine.rlhf.training.memory import memory_share
-from hybridengine.rlhf.training.models import hf_config, torch_dtype
+from hybridengine.rlhf.training.models import build_model
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -27,13 +26,11 @@ class RolloutRole(Role):
         super().__init__(context, config)
         self.tokenizer = open_tokenizer(config)
         rollout = config.rollout
-        self._group = context.subgroup(rollout.tp_size)
-        self._hf_config = hf_config(config.model)
-        dtype = torch_dtype(rollout.dtype)
-        model = shard_model(self._hf_config, self._group, dtype=dtype, device=context.device)
-        self._model = model
+        self._leads = context.rank % rollout.tp_size == 0  # the others repeat what it does
+        model = self._build_model()
+        self._spec = spec_of(model)
         self._engine = Engine(
-            model,
+            model.to(context.device),
             eos_token_ids=[self.tokenizer.eos_token_id],
             pad_token_id=self.tokenizer.pad_token_id,
             tokenizer=self.tokenizer,
@@ -56,7 +53,7 @@ class RolloutRole(Role):
             comm, source = meeting.join(actor_ranks + self.context.rank), None
         self._transfer = Transfer(
             comm,
-            Spec.from_config(self._hf_config, "float32"),
+            self._spec,
             source,
             actor_ranks=actor_ranks,
             rollout_ranks=self.context.world,
@@ -78,7 +75,7 @@ class RolloutRole(Role):
         if actor is not None:
             actor.refresh_source()
         facts = self._transfer.run()
-        load_weights(self._model, self._transfer.tensors)
+        self._engine.load_weights(self._transfer.tensors)
         return {
             **facts,
             "seconds": time.perf_counter() - began,
@@ -103,7 +100,7 @@ class RolloutRole(Role):
             sample_ids=prompts["sample_id"].tolist(),
         )
         batch = self._as_batch(prompts, found)
-        if self._group.rank > 0:
+        if not self._leads:
             batch = batch.select([])
         summary = {
             "seconds": time.perf_counter() - began,
@@ -119,6 +116,22 @@ class RolloutRole(Role):
     def release(self) -> None:
         """Frees the cache of keys and values until the next generate()."""
         self._engine.free()
+
+    def _build_model(self) -> Any:
+        """The module whose weights will be the actor's: whole, or this rank's share of it."""
+        rollout = self.config.rollout
+        module = build_model(
+            self.config.model, "policy", getattr(torch, rollout.dtype), self.config.seed
+        )
+        if rollout.tp_size == 1:
+            return module
+        from hybridengine.rlhf.generation.tensor_parallel import shard_model
+
+        group, rank = divmod(self.context.rank, rollout.tp_size)
+        comm = Communicator(
+            self.context.store, rank, rollout.tp_size, name=f"{self.context.pool}.tp{group}"
+        )
+        return shard_model(module.config, rank, rollout.tp_size, comm)
 
     def _params(self, options: dict[str, Any]) -> SamplingParams:
         rollout = self.config.rollout

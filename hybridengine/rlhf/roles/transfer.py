@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hybridengine import Communicator, LayoutRule, Resharder, Spec, empty
 
@@ -33,12 +34,15 @@ class Meeting:
 
     def join(self, rank: int, store: Any | None = None) -> Communicator:
         """`rank` counts the actor's ranks first. Blocks until all have joined."""
-        from torch.distributed import TCPStore
-
         world = self.actor_ranks + self.rollout_ranks
         if store is None:
-            store = TCPStore(self.host, self.port, is_master=False)
+            store = dist.TCPStore(self.host, self.port, is_master=False)
         return Communicator(store, rank, world, name="transfer")
+
+
+def open_store() -> Any:
+    """A store on this host, at a port that the system chose."""
+    return dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
 
 
 class Transfer:

@@ -306,7 +306,7 @@ def _part_by_row(pieces: Sequence[Reference], parts: list[list[int]], name: str)
 
 
 def _ordered(columns: Sequence[Sequence[Any]], parts: list[list[int]]) -> list[Any]:
-    values = {}
+    values: dict[int, Any] = {}
     for column, part in zip(columns, parts, strict=True):
         values.update(zip(part, column, strict=True))
     return [values[row] for row in range(len(values))]
