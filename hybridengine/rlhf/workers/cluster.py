@@ -35,7 +35,6 @@ class Cluster:
     def __init__(self, config: schema.Cluster, *, ours: bool, folder: str | None) -> None:
         self.config = config
         self.pools: list[Pool] = []
-        self.failure: Exception | None = None
         self.local = folder is not None
         self._ours, self._folder = ours, folder
         self._open = True
@@ -58,7 +57,7 @@ class Cluster:
         # A folder of its own, so that close() can remove all of it.
         folder = tempfile.mkdtemp(prefix="he-ray.")
         try:
-            _init(num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
+            _init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -73,16 +72,15 @@ class Cluster:
         return Reference(ray.put(value), summary)
 
     def check(self) -> None:
-        """Throws what ended the pools, where something did."""
-        if self.failure is not None:
-            raise self.failure
+        """Throws UsageError once it is closed."""
         if not self._open:
             raise UsageError("the cluster is closed. Start another one.")
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends all pools and raises `error`; every later call on them raises it too."""
-        self.failure = error
-        self.stop_pools()
+        """Ends all pools and raises `error`; every later call on them raises it too. New pools can
+        be made."""
+        for pool in list(self.pools):
+            pool.close(error)
         raise error
 
     def stop_pools(self) -> None:

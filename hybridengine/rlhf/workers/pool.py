@@ -46,6 +46,7 @@ class Pool:
         self.hosts = ["not known yet"] * spec.num_ranks
         self.roles: list[str] = []
         self._place = place
+        self._failure: Exception | None = None
         env = {**_ENV, "HYBRIDENGINE_TOKEN": secrets.token_hex(16), **spec.env}
         actor = ray.remote(concurrency_groups=WATCH)(RankProcess)  # type: ignore[call-overload]
         self.processes = [
@@ -80,7 +81,7 @@ class Pool:
     def start_role(self, name: str, role: type[Role], config: Any = None) -> WorkerGroup:
         """Makes `role(context, config)` on every rank, under a name not in use. Blocks until all
         have. The class must be importable on the ranks, or picklable."""
-        self.cluster.check()
+        self.check()
         if name in self.roles:
             raise UsageError(
                 f"pool {self.name!r} holds a role {name!r} already. Give it another name."
@@ -99,10 +100,19 @@ class Pool:
         self.hosts = [host for host, _ in places]
         self._wait("", "join", self._submit("join", *places[0]))
 
-    def close(self) -> None:
-        """Kills the ranks and gives back their places."""
-        if self in self.cluster.pools:
-            self.cluster.pools.remove(self)
+    def check(self) -> None:
+        """Throws what ended the pool, or UsageError where it was closed."""
+        if self._failure is not None:
+            raise self._failure
+        if self not in self.cluster.pools:
+            raise UsageError(f"pool {self.name!r} is closed. Create another one.")
+
+    def close(self, failure: Exception | None = None) -> None:
+        """Kills the ranks and gives back their places. `failure`: what later calls raise."""
+        if self not in self.cluster.pools:
+            return
+        self.cluster.pools.remove(self)
+        self._failure = failure
         for process in self.processes:
             ray.kill(process)
         placement.release({self.name: self._place})
