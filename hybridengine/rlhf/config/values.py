@@ -15,6 +15,9 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.config.keys import Entry, nearest_name
 from hybridengine.rlhf.config.yaml_text import is_null, one_line, plain
 
+# What OmegaConf takes for a value that is not there; it would fall back to the default.
+_MISSING = "???"
+
 # Long values are cut in errors.
 _MAX_SHOWN = 60
 
@@ -86,7 +89,7 @@ def _outside(entry: Entry, number: float) -> bool:
 def _by_kind(kind: Any, node: yaml.Node) -> Any:
     """Throws ValueError if `node` is not of this kind."""
     if kind is str:
-        if not isinstance(node, yaml.ScalarNode) or is_null(node):
+        if not isinstance(node, yaml.ScalarNode) or is_null(node) or node.value == _MISSING:
             raise ValueError
         return node.value
     if kind in (list[str], list[float]):
@@ -107,6 +110,8 @@ def _free(node: yaml.Node) -> Any:
         return [_free(item) for item in node.value]
     if not isinstance(node, yaml.MappingNode):
         value = plain(node)
+        if value == _MISSING:
+            raise ValueError(f"{_MISSING} stands for a missing value")
         if isinstance(value, (str, int, float, type(None))):
             return value
         raise ValueError(f"{node.value!r} is a {type(value).__name__}")
