@@ -168,7 +168,7 @@ def test_help_shows_examples_and_keys(run):
         r"[a-z_]+\.[a-z_.]*[a-z]", out.split("Keys used most:")[1].split("A config")[0]
     )
     assert {"actor.lr", "rollout.n", "trainer.steps"} <= set(keys)
-    assert set(keys) - {"a.parquet", "b.jsonl"} <= set(entries())
+    assert set(keys) - {"a.parquet", "b.jsonl", "e.g"} <= set(entries())
     for example in re.findall(r"examples/\S+", out):
         assert (_ROOT / example).is_file()
     assert "'[a.parquet, b.jsonl]'" in out

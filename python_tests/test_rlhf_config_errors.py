@@ -131,12 +131,20 @@ def test_the_example_of_a_mend_is_the_default():
 @pytest.mark.parametrize(
     ("override", "error"),
     [
-        ("data.mode=onlin", "data.mode is 'onlin', not one of online, offline {}. Use online."),
-        ("preset=dem", "preset is 'dem', not one of none, demo {}. Use demo."),
+        (
+            "data.mode=onlin",
+            "data.mode is 'onlin', not one of online, offline {}. Use the nearest, 'online', or "
+            "another of these.",
+        ),
+        (
+            "preset=dem",
+            "preset is 'dem', not one of none, demo {}. Use the nearest, 'demo', or another "
+            "of these.",
+        ),
         (
             "trainer.placement=x",
             "trainer.placement is 'x', not one of colocate, split, standalone, auto {}. Use "
-            "colocate, split, standalone or auto.",
+            "one of these.",
         ),
     ],
 )
@@ -197,7 +205,8 @@ def test_faults_of_a_file_have_its_line(in_file):
     )
     assert in_file("\n\nactro: {lr: 1}\n").startswith("actro is no key (x.yaml:3). ")
     assert in_file("data:\n\n  mode: onlin\n") == (
-        "data.mode is 'onlin', not one of online, offline (x.yaml:3). Use online."
+        "data.mode is 'onlin', not one of online, offline (x.yaml:3). Use the nearest, "
+        "'online', or another of these."
     )
     assert in_file("rollout: 3\n").startswith("rollout is a section, not a key (x.yaml:1). ")
     assert in_file("algorithm:\n  kl:\n    target: -1\n").startswith(
@@ -243,10 +252,22 @@ _COMBINATIONS = [
     (["actor.strategy=megatron"], "actor.strategy is megatron, and", "Use actor.strategy=fsdp2."),
     (["critic.strategy=megatron"], "critic.strategy is megatron, and", "critic.strategy=fsdp2."),
     (["reward_model.strategy=megatron"], "not there yet", "Use reward_model.strategy=fsdp2."),
-    (["algorithm.advantage=grop"], "algorithm.advantage is 'grop', not one of gae,", "Use grpo."),
-    (["algorithm.policy_loss=clp"], "algorithm.policy_loss is 'clp', not one of", "Use clip."),
-    (["algorithm.loss_aggregation=token"], "is 'token', not one of token-mean", "Use token-mean."),
-    (["algorithm.group_filter=dap"], "'dap', not one of none, dapo.", "Use dapo."),
+    (
+        ["algorithm.advantage=grop"],
+        "algorithm.advantage is 'grop', not one of gae,",
+        "nearest, 'grpo'",
+    ),
+    (
+        ["algorithm.policy_loss=clp"],
+        "algorithm.policy_loss is 'clp', not one of",
+        "nearest, 'clip'",
+    ),
+    (
+        ["algorithm.loss_aggregation=token"],
+        "is 'token', not one of token-mean",
+        "nearest, 'token-mean'",
+    ),
+    (["algorithm.group_filter=dap"], "'dap', not one of none, dapo.", "nearest, 'dapo'"),
     (["algorithm.advantage=grpo"], "algorithm.advantage=grpo compares", "Set rollout.n to 2"),
     (["algorithm.advantage=rloo"], "algorithm.advantage=rloo compares", "Set rollout.n to 2"),
     (["algorithm.advantage=reinforce++-baseline"], "baseline compares", "Set rollout.n to 2"),
@@ -264,9 +285,12 @@ _COMBINATIONS = [
         "Use reward or loss.",
     ),
     (["algorithm.kl.unbiased_gradient=true"], "where is reward", "Set algorithm.kl.where=loss."),
-    (["reward.weights=[1, 2]"], "reward.weights has 2 entries for 1", "one for each"),
+    (["reward.weights=[1, 2]"], "reward.weights", ""),
+    (["reward.functions=[exact]"], "'exact' is no reward", "nearest, 'exact_match'"),
+    (["reward.function=/nowhere/a.py:f"], "/nowhere/a.py", ""),
+    (["trainer.loggers=[jsonl, jsonl]"], "'jsonl' more than once", "Name it once."),
     (["reward.functions=[]"], "there is no reward: ", "Set one of them."),
-    (["trainer.loggers=[wandbb]"], "trainer.loggers has 'wandbb', not one of", "Use wandb."),
+    (["trainer.loggers=[wandbb]"], "trainer.loggers has 'wandbb', not one of", "nearest, 'wandb'"),
     (["actor.optimizer.betas=[0.9]"], "actor.optimizer.betas is [0.9], not two", "[0.9, 0.999]"),
     (["critic.optimizer.betas=[0.9, 1]"], "critic.optimizer.betas is [0.9, 1.0]", "[0.9, 0.999]"),
     (["rollout.tp_size=3"], "rollout.tp_size 3 does not divide trainer.ranks 2", "divisor of 2"),
@@ -310,7 +334,8 @@ def test_an_impossible_combination_has_a_mend(overrides, what, mend):
         ["algorithm.kl.controller=adaptive"],
         ["algorithm.kl.unbiased_gradient=true", "algorithm.kl.where=loss"],
         ["reward.weights=[2]"],
-        ["reward.functions=[]", "reward.function=a.py:f"],
+        ["reward.functions=[]", "reward_model.path=r"],
+        ["reward.functions=[exact_match, length]", "reward.options={length: {target: 100}}"],
         ["rollout.tp_size=2"],
         ["rollout.top_p=0.9", "algorithm.rollout_correction=token"],
         ["rollout.temperature=0.5"],

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from hybridengine.rlhf.config.keys import entries, nearest_name
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.schema import Config
-
-LOGGERS = ("console", "jsonl", "tensorboard", "wandb")
+from hybridengine.rlhf.registry import nearest
 
 # They compare the responses to one prompt with each other.
 _GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline")
@@ -151,8 +151,10 @@ def _names(config: Config) -> Iterator[str]:
     }
     for key, name in others.items():
         if name not in known[key]:
-            mend = nearest_name(name, known[key])
-            yield f"{key} is {name!r}, not one of {', '.join(known[key])}. {mend}"
+            yield (
+                f"{key} is {name!r}, not one of {', '.join(known[key])}. Use "
+                f"{nearest(name, known[key])}."
+            )
 
 
 def _groups(config: Config) -> Iterator[str]:
@@ -203,12 +205,13 @@ def _kl(config: Config) -> Iterator[str]:
 
 
 def _rewards(config: Config) -> Iterator[str]:
+    from hybridengine.rlhf.rewards import check
+
     reward = config.reward
-    if reward.weights and len(reward.weights) != len(reward.functions):
-        yield (
-            f"reward.weights has {len(reward.weights)} entries for {len(reward.functions)} of "
-            "reward.functions. Give one for each, or none."
-        )
+    try:
+        check(reward)
+    except UsageError as error:
+        yield str(error)
     if not reward.functions and reward.function is None and config.reward_model.path is None:
         yield (
             "there is no reward: reward.functions is empty, reward.function and reward_model.path "
@@ -217,10 +220,18 @@ def _rewards(config: Config) -> Iterator[str]:
 
 
 def _loggers(config: Config) -> Iterator[str]:
-    for name in config.trainer.loggers:
-        if name not in LOGGERS:
-            mend = nearest_name(name, LOGGERS)
-            yield f"trainer.loggers has {name!r}, not one of {', '.join(LOGGERS)}. {mend}"
+    from hybridengine.rlhf.logging import SINKS
+
+    loggers = config.trainer.loggers
+    for name in loggers:
+        if name not in SINKS:
+            yield (
+                f"trainer.loggers has {name!r}, not one of {', '.join(SINKS)}. Use "
+                f"{nearest(name, SINKS)}."
+            )
+        elif loggers.count(name) > 1:
+            yield f"trainer.loggers has {name!r} more than once. Name it once."
+            return
 
 
 def _betas(config: Config) -> Iterator[str]:

@@ -85,7 +85,7 @@ def sections() -> dict[str, str]:
     return dict(_walk_sections(Config, ""))
 
 
-def nearest(name: str) -> list[str]:
+def similar_keys(name: str) -> list[str]:
     """The keys that someone who wrote `name` may have meant, likeliest first; may be empty.
 
     A last part that is a key of other sections counts more than similar spelling.
@@ -103,13 +103,6 @@ def nearest(name: str) -> list[str]:
     return similar or [
         leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
     ]
-
-
-def nearest_name(name: str, known: typing.Iterable[str]) -> str:
-    """The mend for a wrong name: the most similar of `known`, or all of them."""
-    listed = list(known)
-    match = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
-    return f"Use {match[0]}." if match else f"Use {either(listed)}."
 
 
 def either(names: typing.Sequence[str]) -> str:

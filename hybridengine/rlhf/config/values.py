@@ -12,8 +12,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.keys import Entry, nearest_name
+from hybridengine.rlhf.config.keys import Entry
 from hybridengine.rlhf.config.yaml_text import is_null, one_line, plain
+from hybridengine.rlhf.registry import nearest
 
 # What OmegaConf takes for a value that is not there; it would fall back to the default.
 _MISSING = "???"
@@ -66,7 +67,7 @@ def bounds_fault(entry: Entry, value: Any, place: str) -> str | None:
     if key.choices and value not in key.choices:
         return (
             f"{entry.name} is {value!r}, not one of {', '.join(key.choices)} ({place}). "
-            f"{nearest_name(value, key.choices)}"
+            f"Use {nearest(value, key.choices)}."
         )
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
