@@ -245,7 +245,16 @@ _COMBINATIONS = [
     (["model.path=m"], "there are two models: model.path is 'm' ", "Set model.config={}"),
     (["data.gym.name=null"], "there is no data: ", "Set one of them."),
     (["data.train_files=[a]"], "there are two sources of data: ", "Set data.train_files=[]"),
-    (["data.mode=offline"], "data.gym.name is 'chain_sum', but data.mode is offline", "online"),
+    (
+        ["data.mode=offline", "warmup.steps=0"],
+        "data.gym.name is 'chain_sum', but data.mode is offline",
+        "Use data.mode=online",
+    ),
+    (
+        ["critic.warmup_steps=1", "algorithm.advantage=remax"],
+        "critic.warmup_steps is 1, but algorithm.advantage=remax has no critic",
+        "Set critic.warmup_steps=0",
+    ),
     (["data.max_prompt_length=30"], "add up to 38, more than", "rollout.max_model_len=38"),
     (["algorithm.overlong_buffer=9"], "algorithm.overlong_buffer is 9, more than", "smaller"),
     (["data.train_batch_size=64"], "actor.ppo_mini_batch_size is 128, more than", "=64 or less"),
@@ -353,6 +362,8 @@ _OFFLINE = ["preset=none", "model.path=m", "data.train_files=[a]", "data.mode=of
 def test_offline_needs_no_groups_but_generates_nothing():
     load_config([*_OFFLINE, "algorithm.advantage=grpo"])
     load_config([*_OFFLINE, "rollout.top_p=0.5"])
+    error = _error(*_OFFLINE, "warmup.steps=1")
+    assert error.startswith("warmup.steps is 1, but data.mode is offline, which has no warm-up")
     error = _error(*_OFFLINE, "algorithm.group_filter=dapo")
     assert error.startswith("algorithm.group_filter is dapo, which samples more, but data.mode")
     error = _error(*_OFFLINE, "algorithm.advantage=remax")
