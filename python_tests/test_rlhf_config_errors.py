@@ -51,6 +51,16 @@ def in_file(tmp_path, monkeypatch):
             f"critic.optimiser.eps is no key: there is no section critic.optimiser {_HERE}. Use "
             "critic.optimizer.eps.",
         ),
+        (
+            "cluster.<<=1",
+            f"cluster.<< is no key of section cluster {_HERE}. Use cluster.address, "
+            "cluster.placement_timeout_s, cluster.cpus_per_rank or cluster.timeout_s.",
+        ),
+        (
+            "actor.train_batch_sise=1",
+            f"actor.train_batch_sise is no key of section actor {_HERE}. Use "
+            "data.train_batch_size.",
+        ),
         ("+actor.lr=1", f"+actor.lr is no key: there is no section +actor {_HERE}. Use actor.lr."),
         (
             "zzz=1",
@@ -170,7 +180,10 @@ def test_an_override_without_key_or_value(argument):
         ("run.name=\x01", "run.name on the command line is not YAML: unacceptable character"),
         ("model.config={a:2}", "'a:2' has no space after its colon"),
         ("model.config={a: 1, a: 2}", "a is set twice: model.config on the command line. "),
-        ("model.config={[1]: 2}", "a key is a list or mapping"),
+        (
+            "model.config={[1]: 2}",
+            "model.config on the command line has a list or mapping as a key",
+        ),
         ("model.config={a: !!binary YQ==}", "'YQ==' is a bytes"),
         ("model.config=&x {a: *x}", "refers to what it is part of"),
         ("actor.lr=${nope}", "actor.lr cannot be resolved: Interpolation key 'nope' not found"),
@@ -193,6 +206,7 @@ def test_a_file_that_cannot_be_read(tmp_path, in_file):
     assert in_file(b"run: {name: \xff}") == (
         "cannot read the config x.yaml: byte 12 is not UTF-8. Save it as UTF-8."
     )
+    assert in_file("run: {[b]: 2}") == "x.yaml:1 has a list or mapping as a key. Write text there."
     assert in_file("- a\n").startswith("x.yaml holds no keys. ")
 
 

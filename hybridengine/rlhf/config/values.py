@@ -106,7 +106,7 @@ def _by_kind(kind: Any, node: yaml.Node) -> Any:
 
 
 def _free(node: yaml.Node) -> Any:
-    """Any plain value. Throws ValueError in words for keys that no mapping of a config has."""
+    """Any plain value. Throws ValueError in words for others."""
     if isinstance(node, yaml.SequenceNode):
         return [_free(item) for item in node.value]
     if not isinstance(node, yaml.MappingNode):
@@ -117,8 +117,6 @@ def _free(node: yaml.Node) -> Any:
             return value
         raise ValueError(f"{node.value!r} is a {type(value).__name__}")
     for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ValueError("a key is a list or mapping")
         if is_null(value) and value.value == "" and ":" in key.value:
             raise ValueError(f"{key.value!r} has no space after its colon")
     return {key.value: _free(value) for key, value in node.value}
