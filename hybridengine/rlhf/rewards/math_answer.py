@@ -17,6 +17,8 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.rewards.registry import reward
 
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+# Characters. What is longer is no answer, and costs seconds to parse.
+_LONGEST = 1000
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 
 
@@ -46,7 +48,7 @@ def math_answer(
 def _equal(expected: str, found: str | None, solution: str) -> bool:
     """`found`: the marked answer, or None where `solution` has to be searched for one."""
     if found is not None:
-        if not found:
+        if not found or len(found) > _LONGEST:
             return False
         number, other = _number(expected), _number(found)
         if number is not None and other is not None:
@@ -80,6 +82,8 @@ def _in_braces(text: str) -> str:
 
 def _number(text: str) -> Fraction | None:
     """A plain number, which may have a sign, commas between thousands, dollars, a full stop."""
+    if len(text) > _LONGEST:
+        return None
     bare = text.strip().strip("$").removeprefix("\\$").strip().removesuffix(".").replace("{,}", ",")
     if not _NUMBER.fullmatch(bare) or not any(c.isdigit() for c in bare):
         return None
