@@ -34,6 +34,14 @@ def test_every_reward_has_its_name() -> None:
     assert reward.names() == ("exact_match", "format", "gym", "length", "math")
 
 
+def test_the_documentation_has_every_reward_with_its_options() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "rewards.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE))
+    documented = {name: re.findall(r"`(\w+)`", options) for name, options in rows.items()}
+    assert documented == {name: list(reward.options(name)) for name in documented}
+    assert set(documented) == set(reward.names())
+
+
 @pytest.mark.parametrize(
     ("options", "solution", "ground_truth", "expected"),
     [
@@ -197,6 +205,16 @@ def test_a_function_of_a_file_with_the_name_of_a_module(tmp_path: Path) -> None:
     )
     config = Reward(functions=[], function=f"{path}:f")
     assert score(config, "3").value == 3.0
+
+
+def test_a_library_that_is_not_installed_is_said_before_anything_starts(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "LIBRARIES = ('nothing_of_this_name',)\n"
+        "def f(data_source, solution_str, ground_truth, extra_info=None): ...\n",
+    )
+    with pytest.raises(UsageError, match="needs the module nothing_of_this_name, which is not"):
+        check(Reward(function=f"{path}:f"))
 
 
 def test_a_missing_ground_truth_is_an_error_and_not_a_miss() -> None:

@@ -213,6 +213,23 @@ def test_they_end_when_their_parent_is_killed(reward: Reward, deed: str) -> None
     wait_until_gone(pid)
 
 
+def test_libraries_are_loaded_before_the_time_of_a_sample_runs(
+    tmp_path: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "lazy.py"
+    path.write_text(
+        "LIBRARIES = ('slow_to_import',)\n"
+        "def f(data_source, solution_str, ground_truth, extra_info):\n"
+        "    import slow_to_import\n"
+        "    return 1.0\n"
+    )
+    config = Reward(functions=[], function=f"{path}:f", timeout_s=1.0)
+    with RewardProcesses(config, log.append) as rewards:
+        assert [score.value for score in rewards.score(items("4"))] == [1.0] and log == []
+
+
 def test_without_functions_there_are_no_processes(log: list[str]) -> None:
     with RewardProcesses(Reward(functions=[], workers=3), log.append) as rewards:
         assert [score.value for score in rewards.score(items("a", "b"))] == [0.0, 0.0]
