@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridengine.rlhf.config.fields import key, section
+from hybridengine.rlhf.config.presets import PRESETS
 from hybridengine.rlhf.config.roles import Actor, Critic, Reference, RewardModel, Rollout
 
 
@@ -103,9 +104,9 @@ class Algorithm:
     normalize_advantages: bool = key(True, "whiten advantages over all ranks (gae)")
     scale_advantages: bool = key(True, "divide by the standard deviation of the group (grpo)")
     policy_loss: str = key("clip", "loss of the policy")
-    clip_ratio: float = key(0.2, "bound of the ratio of clip and dual-clip", above=0)
+    clip_ratio: float = key(0.2, "bound of the ratio of clip and dual-clip", above=0, most=1)
     clip_ratio_low: float | None = key(
-        None, "lower bound of clip-higher, gspo, cispo; null: theirs", above=0
+        None, "lower bound of clip-higher, gspo, cispo; null: theirs", above=0, most=1
     )
     clip_ratio_high: float | None = key(
         None, "upper bound of clip-higher, gspo, cispo; null: theirs", above=0
@@ -194,7 +195,7 @@ class Warmup:
 
 @dataclass
 class Config:
-    preset: str = key("none", "the preset whose values the rest overrides")
+    preset: str = key("none", "values that the rest overrides", choices=tuple(PRESETS))
     seed: int = key(0, "of data order, sampling and new weights", least=0)
     run: Run = section(Run, "where a run is kept")
     model: Model = section(Model, "the model that learns")

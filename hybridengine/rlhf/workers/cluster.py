@@ -1,0 +1,125 @@
+"""cluster: the Ray that ranks run on, started here or found at an address.
+
+It knows the pools that run on it: when a rank of one fails, all of all are ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any, NoReturn
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported, as the next
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config import schema
+from hybridengine.rlhf.workers import transfer
+from hybridengine.rlhf.workers.reference import Reference
+
+if TYPE_CHECKING:
+    from hybridengine.rlhf.workers.pool import Pool
+
+
+class Cluster:
+    """Made by start(). A context manager: leaving it ends what was started."""
+
+    def __init__(self, config: schema.Cluster, *, ours: bool, folder: str | None) -> None:
+        self.config = config
+        self.pools: list[Pool] = []
+        self.failure: Exception | None = None
+        self.local = folder is not None
+        self._ours, self._folder = ours, folder
+        self._open = True
+        atexit.register(self.close)
+        transfer.register()
+
+    @staticmethod
+    def start(config: schema.Cluster, num_cpus: int | None = None) -> Cluster:
+        """A local Ray (config.address is None), or one that runs already.
+
+        `num_cpus`: how many CPUs a local one hands out; None: those of the machine. Where this
+        process uses Ray already, that one is taken, and outlives close(). Blocks for some 3 s.
+        Throws UsageError where no cluster answers at the address.
+        """
+        if ray.is_initialized():
+            return Cluster(config, ours=False, folder=None)
+        if config.address is not None:
+            _connect(config.address)
+            return Cluster(config, ours=True, folder=None)
+        # A folder of its own, so that close() can remove all of it.
+        folder = tempfile.mkdtemp(prefix="he-ray.")
+        try:
+            _init(num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Cluster(config, ours=True, folder=folder)
+
+    def available(self) -> dict[str, float]:
+        """Free CPUs, GPUs and other resources by name. Ray's count is behind by up to a second."""
+        return dict(ray.available_resources())
+
+    def put(self, value: Any, summary: Any = None) -> Reference:
+        """`value` in the object store, once for all ranks that it will be passed to."""
+        return Reference(ray.put(value), summary)
+
+    def check(self) -> None:
+        """Throws what ended the pools, where something did."""
+        if self.failure is not None:
+            raise self.failure
+        if not self._open:
+            raise UsageError("the cluster is closed. Start another one.")
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Ends all pools and raises `error`; every later call on them raises it too."""
+        self.failure = error
+        self.stop_pools()
+        raise error
+
+    def stop_pools(self) -> None:
+        """Kills all ranks of all pools and gives back their places."""
+        for pool in list(self.pools):
+            pool.close()
+
+    def close(self) -> None:
+        """Ends the pools, then what start() started. Nothing is left behind."""
+        if not self._open:
+            return
+        self._open = False
+        atexit.unregister(self.close)
+        try:
+            self.stop_pools()
+        finally:
+            if self._ours:
+                ray.shutdown()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _connect(address: str) -> None:
+    try:
+        _init(address=address)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"cluster.address={address!r}: no Ray cluster answers ({_first_line(error)}). Start one "
+            f"with `ray start --head`, or leave the address out for a local one."
+        ) from error
+
+
+def _init(**options: Any) -> None:
+    ray.init(logging_level="error", log_to_driver=True, **options)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
