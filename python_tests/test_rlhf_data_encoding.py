@@ -131,7 +131,7 @@ def test_long_and_empty_prompts_are_counted() -> None:
     assert [(one.sample.index, one.text) for one in kept] == [(0, "12345"), (3, "1")]
     assert counts == Counts(read=4, kept=2, too_long=1, empty=1)
     strict = PromptEncoder(character_tokenizer(), 5, overlong="error")
-    with pytest.raises(UsageError, match=r"sample 1 \(source\) has 6 tokens, of at most 5"):
+    with pytest.raises(UsageError, match=r"of sample 1 has 6 tokens, of at most 5"):
         strict.encode(samples)
     with pytest.raises(UsageError, match="no sample is left: 2 were read, 1 are too long and 1 em"):
         PromptEncoder(character_tokenizer(), 5).encode(samples[1:3])
@@ -164,8 +164,11 @@ def test_answers_have_a_limit_that_eos_counts_in() -> None:
     assert counts == Counts(read=4, kept=1, too_long=2, empty=1)
     with pytest.raises(UsageError, match=r"sample 0 .* has no response to learn from"):
         encode_pairs(encoder, [sample("1")], 3)
-    with pytest.raises(UsageError, match="no sample is left"):
+    with pytest.raises(UsageError, match=r"Raise .* or data\.max_response_length \(3 tokens\), or"):
         encode_pairs(encoder, samples[1:2], 3)
+    strict = PromptEncoder(adding_tokenizer(), 4, overlong="error")
+    with pytest.raises(UsageError, match="of sample 0 has 5 tokens, of at most 4"):
+        encode_pairs(strict, samples[2:3], 3)
 
 
 def test_preferences_share_their_prompt() -> None:
