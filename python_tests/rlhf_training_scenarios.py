@@ -9,15 +9,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from hybridengine import Communicator
+from hybridengine import Communicator, Resharder
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config import roles
+from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config, Model
+from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.models import build_model
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate, ValueUpdate
 from hybridengine.rlhf.training.sharding import shard
+from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.supervised import SupervisedUpdate
 
 VOCAB = 23
 LENGTHS = (5, 3, 9, 2, 7, 4, 6)
@@ -123,11 +127,13 @@ def update(
     return metrics, weights_of(module)
 
 
-def start(comm: Communicator, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/gloo", rank=comm.rank, world_size=comm.world
-    )
+def sharded(
+    comm: Communicator, made: Config, module: nn.Module
+) -> tuple[Passes, ShardedAdamW, PolicyUpdate]:
+    shard(module, made.actor, init_device_mesh("cpu", (comm.world,)))
+    passes = Passes(module, made.actor, TEMPERATURE, comm=comm)
+    optimizer = ShardedAdamW(module, made.actor.optimizer, made.actor.lr, comm=comm)
+    return passes, optimizer, PolicyUpdate(passes, optimizer, made, comm)
 
 
 def share(batch: Batch, rank: int, world: int) -> Batch:
@@ -136,52 +142,103 @@ def share(batch: Batch, rank: int, world: int) -> Batch:
     return batch.select([i for i in range(len(batch)) if i % parts == rank] if rank < parts else [])
 
 
-Result = tuple[dict[str, float], dict[str, torch.Tensor]]
-
-
-def update_on_ranks(
-    comm: Communicator, folder: str, cases: list[tuple[str, dict[str, Any]]]
-) -> list[Result]:
-    """One update for each kind of model with options of sharding."""
-    start(comm, folder)
-    mine = share(rollouts(), comm.rank, comm.world)
-    results = [update(config(**options), mine, comm=comm, kind=kind) for kind, options in cases]
-    dist.destroy_process_group()
-    return [sendable(result) for result in results]
-
-
-def sendable(result: Result) -> Any:
+def sendable(weights: dict[str, torch.Tensor]) -> Any:
     """Arrays outlive the process that made them."""
-    return result[0], {name: value.numpy() for name, value in result[1].items()}
+    return {name: value.numpy() for name, value in weights.items()}
 
 
-def stop_on_ranks(comm: Communicator, folder: str, batch: Batch, limit: float) -> Result:
-    """An update that ends early by the KL of all ranks; and log-probs with and without gradient."""
-    start(comm, folder)
-    made = config(ppo_epochs=1)
-    made.algorithm.kl.limit = limit
-    result = update(made, share(batch, comm.rank, comm.world), comm=comm)
+def on_ranks(comm: Communicator, folder: str, names: list[str], *args: Any) -> dict[str, Any]:
+    """The scenarios of these names, one after the other: processes take long to start."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/gloo{comm.world}",
+        rank=comm.rank,
+        world_size=comm.world,
+    )
+    results = {name: globals()[name](comm, folder, *args) for name in names}
     dist.destroy_process_group()
-    return sendable(result)
+    return results
 
 
-def mixed_on_ranks(comm: Communicator, folder: str) -> list[dict[str, float]]:
-    """Types and options that real runs use: the ratio before the first step is exactly 1."""
-    start(comm, folder)
+def updates(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[Any]:
+    """One update for each kind of model with options of sharding."""
+    mine, found = share(rollouts(), comm.rank, comm.world), []
+    for kind, options in plan["updates"]:
+        metrics, weights = update(config(**options), mine, comm=comm, kind=kind)
+        found.append((metrics, sendable(weights)))
+    return found
+
+
+def early_end(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
+    """An update that ends by the KL of all ranks."""
+    made = config(ppo_epochs=1)
+    made.algorithm.kl.limit = plan["limit"]
+    mine = share(plan["far"], comm.rank, comm.world)
+    metrics, weights = update(made, mine, comm=comm)
+    return metrics, sendable(weights)
+
+
+def types(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[dict[str, float]]:
+    """Types and options that real runs use, with old log-probs of the same batch."""
     found = []
     for dtype, options in (
         ("float32", {}),
         ("bfloat16", {"max_tokens_per_gpu": 12, "activation_checkpointing": True}),
     ):
-        made = config(dtype=dtype, **options)
         module = make(dtype=torch.float32)
-        shard(module, made.actor, init_device_mesh("cpu", (comm.world,)))
-        passes = Passes(module, made.actor, TEMPERATURE, comm=comm)
-        optimizer = ShardedAdamW(module, made.actor.optimizer, made.actor.lr, comm=comm)
+        passes, _, policy = sharded(comm, config(dtype=dtype, **options), module)
         mine = share(rollouts(), comm.rank, comm.world)
         mine = mine.with_tokens(old_log_probs=passes.log_probs(mine))
-        found.append(PolicyUpdate(passes, optimizer, made, comm).update(mine))
-        types = {parameter.dtype for parameter in module.parameters()}
-        assert types == {torch.float32}, types
-    dist.destroy_process_group()
+        found.append(policy.update(mine))
+        held = {parameter.dtype for parameter in module.parameters()}
+        assert held == {torch.float32}, held
     return found
+
+
+def save(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
+    """Weights after an update, a save, and another update; and after a load and that update."""
+    made, mine = config(), share(rollouts(), comm.rank, comm.world)
+    passes, optimizer, policy = sharded(comm, made, make())
+    policy.update(mine)
+    save_state(f"{folder}/state", passes.module, optimizer)
+    export_hf(passes.module, None, f"{folder}/hf")
+    exported = weights_of(passes.module)
+    policy.update(mine)
+    return sendable(exported), sendable(weights_of(passes.module)), load(comm, folder, plan)
+
+
+def load(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
+    """Weights after a load into another model, and the update that followed the save."""
+    mine = share(rollouts(), comm.rank, comm.world)
+    passes, optimizer, policy = sharded(comm, config(), make(seed=2))
+    load_state(f"{folder}/state", passes.module, optimizer)
+    assert (optimizer.updates, optimizer.skipped) == (4, 0)
+    policy.update(mine)
+    return sendable(weights_of(passes.module))
+
+
+def adapters(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
+    """Log-probs of the base, of the trained adapters and without them, and the merged weights as a
+    Resharder gives them."""
+    mine = share(rollouts(), comm.rank, comm.world).keep("ids", "mask")
+    base = Passes(make(), Sharding(dtype="float64"), TEMPERATURE).log_probs(mine)
+    module = add_adapters(make(), roles.Lora(rank=5, alpha=8.0), seed=3)
+    passes, optimizer, _ = sharded(comm, config(), module)
+    before = passes.log_probs(mine)
+    merged = merged_tensors(module)
+    resharder = Resharder(merged, f"fsdp2({comm.world})", f"replicated({comm.world})", comm=comm)
+    for _ in range(2):
+        SupervisedUpdate(passes, optimizer, comm).update(mine)
+    merged_tensors(module, merged)
+    whole = {name: tensor.detach().clone() for name, tensor in resharder.run().items()}
+    after = passes.log_probs(mine)
+    with without_adapters(module):
+        without = passes.log_probs(mine)
+    trained = {name for name, each in module.named_parameters() if each.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)
+    fresh = make(seed=2)
+    missing = fresh.load_state_dict(whole, strict=False)
+    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}
+    merged_pass = Passes(fresh, Sharding(dtype="float64"), TEMPERATURE).log_probs(mine)
+    return [each.numpy() for each in (base, before, without, after, merged_pass)]
