@@ -62,14 +62,14 @@ def _config(tmp_path: Path, *overrides: str) -> Config:
 class _Run:
     def __init__(self, config: Config, context: Any, folder: Path) -> None:
         tokenizer = open_tokenizer(config)
-        self.source: Any = (Offline if config.data.mode == "offline" else Prompts)(config, tokenizer)
+        self.source: Any = (Offline if config.data.mode == "offline" else Prompts)(
+            config, tokenizer
+        )
         config = with_steps(config, self.source.steps_per_epoch)
         self.roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, self.roles)
         checkpoints = Checkpoints(folder, self.roles, keep=1)
-        self.loop = Loop(
-            config, steps, self.source, Sinks([]), checkpoints, began=time.monotonic()
-        )
+        self.loop = Loop(config, steps, self.source, Sinks([]), checkpoints, began=time.monotonic())
         if self.roles.reference is not None:
             self.roles.reference.freeze()
         if self.roles.rollout is not None:

@@ -126,9 +126,7 @@ def test_the_line_and_the_trace_of_what_a_rank_raised(worker: WorkerGroup) -> No
     assert "Traceback" in caught.value.__notes__[0] and "fail_on_1" in caught.value.__notes__[0]
 
 
-def test_wrong_usage_found_by_a_rank_keeps_its_words(
-    cluster: Cluster, worker: WorkerGroup
-) -> None:
+def test_wrong_usage_found_by_a_rank_keeps_its_words(cluster: Cluster, worker: WorkerGroup) -> None:
     pids = _pids(worker)
     with pytest.raises(UsageError) as caught:
         worker.fail_on_1("usage")
