@@ -116,8 +116,8 @@ class ActorRole(Role):
         return self._transfer.run()
 
     def offload(self) -> None:
-        """Moves what only training needs to host memory, until the next prepare(). The weights stay:
-        they are what a transfer reads."""
+        """Moves what only training needs to host memory, until the next prepare(). The weights
+        stay: they are what a transfer reads."""
         self._optimizer.zero_grad()
         self._optimizer.offload_moments()
         self._offloaded = True

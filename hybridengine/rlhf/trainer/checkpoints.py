@@ -45,8 +45,8 @@ class Checkpoints:
         complete = self._complete()
         if not complete:
             raise UsageError(
-                f"run.resume=true, but {self._folder} has no complete checkpoint. Set run.name to a "
-                "run that saved one (trainer.save_interval), or leave run.resume out."
+                f"run.resume=true, but {self._folder} has no complete checkpoint. Set run.name to "
+                "a run that saved one (trainer.save_interval), or leave run.resume out."
             )
         newest = complete[-1]
         self._roles.actor.restore(str(newest / "actor"))

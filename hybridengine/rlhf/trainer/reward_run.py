@@ -51,7 +51,8 @@ def train_reward(config: Config) -> int:
     folder = open_folder(config)
     save_config(config, folder / "config.yaml")
     console.print(
-        f"{folder}: {len(pairs)} pairs, {config.trainer.steps} steps on {config.trainer.ranks} ranks",
+        f"{folder}: {len(pairs)} pairs, {config.trainer.steps} steps on "
+        f"{config.trainer.ranks} ranks",
         soft_wrap=True,
         highlight=False,
     )

@@ -55,8 +55,9 @@ def _answers(train: Sequence[Encoded]) -> list[str]:
         )
         if not isinstance(answer, str):
             raise UsageError(
-                f"warmup.steps needs answers: sample {each.sample.index} ({each.sample.data_source}) "
-                "has neither a response nor a text as ground truth. Set warmup.steps=0."
+                f"warmup.steps needs answers: sample {each.sample.index} "
+                f"({each.sample.data_source}) has neither a response nor a text as ground truth. "
+                "Set warmup.steps=0."
             )
         found.append(answer)
     return found
