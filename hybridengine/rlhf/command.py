@@ -30,8 +30,9 @@ def train(arguments: Sequence[str]) -> int:
     from hybridengine.rlhf.config.loading import load_config
 
     config = load_config(arguments)
-    run = importlib.import_module("hybridengine.rlhf.trainer.run")
-    return int(run.train(config))
+    from hybridengine.rlhf.trainer.run import train as run_trainer
+
+    return run_trainer(config)
 
 
 def train_reward(arguments: Sequence[str]) -> int:
