@@ -38,7 +38,9 @@ class Gym:
     name: str | None = key(None, "reasoning-gym generator, e.g. chain_sum; null: files are read")
     size: int = key(10000, "samples that it makes", least=1)
     options: dict[str, Any] = key({}, "options of the generator")
-    prompt_key: str = key("question", "prompt: question, or a key of the sample's metadata")
+    prompt_key: str = key(
+        "question", "prompt: question, a key of the metadata, or a format over both"
+    )
 
 
 @dataclass

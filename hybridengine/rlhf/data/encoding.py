@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.data.samples import Message, Sample
+from hybridengine.rlhf.data.samples import Message, Pair, Sample
 
 # Prompts that go to the tokenizer in one call: enough for its threads, little memory.
 _CALL_ROWS = 1024
@@ -26,6 +26,14 @@ class Counts:
     kept: int
     too_long: int
     empty: int
+
+    def refuse_none(self, limits: str) -> None:
+        """Throws UsageError, which names the keys of the `limits`, where nothing was kept."""
+        if self.kept == 0:
+            raise UsageError(
+                f"no sample is left: {self.read} were read, {self.too_long} are too long and "
+                f"{self.empty} empty. Raise {limits}, or mend the data."
+            )
 
 
 @dataclass(frozen=True)
@@ -97,15 +105,15 @@ class PromptEncoder:
             for sample, (ids, text) in zip(some, self.encode_prompts(some), strict=True):
                 if not ids:
                     empty += 1
-                elif len(ids) > self.max_prompt_length:
-                    self._refuse_unless_filtered(sample, len(ids))
+                elif self.is_overlong(sample, ids):
                     too_long += 1
                 else:
                     kept.append(Encoded(sample, ids, text))
         counts = Counts(len(samples), len(kept), too_long, empty)
-        return kept, self.check_counts(counts)
+        counts.refuse_none(f"data.max_prompt_length ({self.max_prompt_length} tokens)")
+        return kept, counts
 
-    def encode_prompts(self, samples: Sequence[Any]) -> list[tuple[list[int], str]]:
+    def encode_prompts(self, samples: Sequence[Sample | Pair]) -> list[tuple[list[int], str]]:
         """Ids and text of the prompts of samples or pairs, of whatever length."""
         texts, templated = [], []
         for sample in samples:
@@ -123,38 +131,31 @@ class PromptEncoder:
         rows = self._ids(texts, special=False)
         return [ids if ids[-1:] == [eos] else [*ids, eos] for ids in rows]
 
-    def check_counts(self, counts: Counts) -> Counts:
-        """`counts`. Throws UsageError where nothing is left."""
-        if counts.kept == 0:
-            raise UsageError(
-                f"no sample is left: {counts.read} were read, {counts.too_long} are too long and "
-                f"{counts.empty} empty. Raise data.max_prompt_length "
-                f"({self.max_prompt_length} tokens) or mend the data."
-            )
-        return counts
-
-    def _refuse_unless_filtered(self, sample: Sample, length: int) -> None:
+    def is_overlong(self, sample: Sample | Pair, ids: Sequence[int]) -> bool:
+        """Whether a prompt is to be left out. Throws UsageError where overlong is "error"."""
+        if len(ids) <= self.max_prompt_length:
+            return False
         if self._overlong == "error":
             raise UsageError(
-                f"the prompt of sample {sample.index} ({sample.data_source}) has {length} tokens, "
-                f"of at most {self.max_prompt_length}. Raise data.max_prompt_length or set "
+                f"the prompt of sample {sample.index} has {len(ids)} tokens, of at most "
+                f"{self.max_prompt_length}. Raise data.max_prompt_length or set "
                 f"data.overlong_prompts=filter."
             )
+        return True
 
-    def _text(self, sample: Any) -> tuple[str, bool]:
+    def _text(self, sample: Sample | Pair) -> tuple[str, bool]:
         """The text of a prompt, and whether a template wrote it."""
-        messages = isinstance(sample.prompt, list)
-        if not messages and self._apply != "always":
-            return sample.prompt, False
-        if messages and self._apply == "never":
+        prompt = sample.prompt
+        if isinstance(prompt, str):
+            if self._apply != "always" or not prompt:
+                return prompt, False
+            prompt = [{"role": "user", "content": prompt}]
+        elif self._apply == "never":
             raise UsageError(
                 f"the prompt of sample {sample.index} is a list of messages, and "
                 f"data.apply_chat_template=never. Set it to auto."
             )
-        if not messages and not sample.prompt:
-            return "", True
-        chat = sample.prompt if messages else [{"role": "user", "content": sample.prompt}]
-        return self._apply_template(sample.index, chat), True
+        return self._apply_template(sample.index, prompt), True
 
     def _apply_template(self, index: int, chat: list[Message]) -> str:
         from jinja2 import TemplateError

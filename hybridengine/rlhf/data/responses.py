@@ -39,7 +39,8 @@ def encode_pairs(
     """Prompts with their responses, in order. What is longer than either limit, eos included, is
     left out and counted; so is an empty prompt or response.
 
-    Throws UsageError for a sample without a response, and where none is kept.
+    Throws UsageError for a sample without a response, where none is kept, and for a prompt too long
+    unless the encoder filters them.
     """
     texts = []
     for sample in samples:
@@ -51,13 +52,13 @@ def encode_pairs(
         texts.append(sample.response)
     answers = encoder.encode_answers(texts)
     kept: list[EncodedResponse] = []
-    tally = _Tally(encoder.max_prompt_length, max_response_length)
+    tally = _Tally(encoder, max_response_length)
     for sample, (ids, _), answer in zip(
         samples, encoder.encode_prompts(samples), answers, strict=True
     ):
-        if tally.keeps(ids, answer):
+        if tally.keeps(sample, ids, answer):
             kept.append(EncodedResponse(sample, ids + answer, len(ids)))
-    return kept, encoder.check_counts(tally.counts())
+    return kept, tally.counts()
 
 
 def encode_preferences(
@@ -65,39 +66,45 @@ def encode_preferences(
 ) -> tuple[list[EncodedPreference], Counts]:
     """Pairs, in order. A pair is left out and counted as in `encode_pairs`, for either answer.
 
-    Throws UsageError where none is kept.
+    Throws UsageError where none is kept, and for a prompt too long unless they are filtered.
     """
     chosen = encoder.encode_answers([pair.chosen for pair in pairs])
     rejected = encoder.encode_answers([pair.rejected for pair in pairs])
     kept: list[EncodedPreference] = []
-    tally = _Tally(encoder.max_prompt_length, max_response_length)
+    tally = _Tally(encoder, max_response_length)
     for pair, (ids, _), better, worse in zip(
         pairs, encoder.encode_prompts(pairs), chosen, rejected, strict=True
     ):
-        if tally.keeps(ids, better, worse):
+        if tally.keeps(pair, ids, better, worse):
             kept.append(EncodedPreference(pair, ids + better, ids + worse, len(ids)))
-    return kept, encoder.check_counts(tally.counts())
+    return kept, tally.counts()
 
 
 class _Tally:
     """Decides by length, and counts."""
 
-    def __init__(self, max_prompt_length: int, max_response_length: int) -> None:
-        self._limits = max_prompt_length, max_response_length
+    def __init__(self, encoder: PromptEncoder, max_response_length: int) -> None:
+        self._encoder, self._max_response_length = encoder, max_response_length
         self._kept = self._too_long = self._empty = 0
 
-    def keeps(self, prompt: list[int], *answers: list[int]) -> bool:
+    def keeps(self, sample: Sample | Pair, prompt: list[int], *answers: list[int]) -> bool:
         """Answers have eos at their end: one of length 1 is empty."""
         if not prompt or any(len(answer) < 2 for answer in answers):
             self._empty += 1
             return False
         longest = max(len(answer) for answer in answers)
-        if len(prompt) > self._limits[0] or longest > self._limits[1]:
+        if self._encoder.is_overlong(sample, prompt) or longest > self._max_response_length:
             self._too_long += 1
             return False
         self._kept += 1
         return True
 
     def counts(self) -> Counts:
+        """Throws UsageError where nothing was kept."""
         read = self._kept + self._too_long + self._empty
-        return Counts(read, self._kept, self._too_long, self._empty)
+        counts = Counts(read, self._kept, self._too_long, self._empty)
+        counts.refuse_none(
+            f"data.max_prompt_length ({self._encoder.max_prompt_length} tokens) or "
+            f"data.max_response_length ({self._max_response_length} tokens)"
+        )
+        return counts

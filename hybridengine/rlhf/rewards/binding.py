@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +19,22 @@ from hybridengine.rlhf.rewards.registry import Returned, reward
 
 @dataclass(frozen=True)
 class Term:
-    """One reward of a weighted sum; `function` is called with the four arguments by name."""
+    """One reward of a weighted sum; `function` is called with the four arguments by name.
+
+    `libraries`: the modules that it imports when it is first called, LIBRARIES of its file.
+    """
 
     name: str
     weight: float
     function: Callable[..., Returned]
+    libraries: tuple[str, ...]
 
 
 def check(config: Reward) -> None:
     """Loads all that a config names and starts nothing.
 
     Throws UsageError for unknown names, unknown and missing options, a function that does not load,
-    names given twice, and weights that are not one for each.
+    a library that is not installed, names given twice, and weights that are not one for each.
     """
     bind_rewards(config)
 
@@ -51,7 +56,7 @@ def bind_rewards(config: Reward) -> list[Term]:
         functions[name] = load_function(config.function)
     _check_option_names(config, list(functions))
     return [
-        Term(name, weight, _bind(name, function, config.options.get(name)))
+        Term(name, weight, _bind(name, function, config.options.get(name)), _libraries(function))
         for (name, function), weight in zip(functions.items(), _weights(config), strict=True)
     ]
 
@@ -101,6 +106,17 @@ def _bind(name: str, function: Callable[..., Returned], options: Any) -> Callabl
                 f"reward {name!r} needs option {option!r}. Set reward.options.{name}.{option}."
             )
     return functools.partial(function, **options)
+
+
+def _libraries(function: Callable[..., Returned]) -> tuple[str, ...]:
+    names: tuple[str, ...] = getattr(inspect.getmodule(function), "LIBRARIES", ())
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"a reward needs the module {name}, which is not installed. "
+                f"Install it: pip install 'hybridengine[rlhf]' has those of the built-in rewards."
+            )
+    return tuple(names)
 
 
 def _options_of(function: Callable[..., Returned]) -> dict[str, inspect.Parameter]:

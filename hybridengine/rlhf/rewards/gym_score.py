@@ -11,6 +11,9 @@ from hybridengine.rlhf.registry import nearest
 from hybridengine.rlhf.rewards.answers import find_answer
 from hybridengine.rlhf.rewards.registry import reward
 
+# Imported by a reward process before the first sample's time runs.
+LIBRARIES = ("reasoning_gym",)
+
 
 @reward("gym")
 def gym_score(

@@ -16,7 +16,13 @@ from typing import Any
 from hybridengine._core import UsageError
 from hybridengine.rlhf.rewards.registry import reward
 
+# Imported by a reward process before the first sample's time runs.
+LIBRARIES = ("math_verify",)
+
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_WITH_UNIT = re.compile(r"(?P<number>\$?[+-]?[\d,.]*\d)(\s+[A-Za-z]{2,})+\.?")
+# Characters. What is longer is no answer, and costs seconds to parse.
+_LONGEST = 1000
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 
 
@@ -46,7 +52,7 @@ def math_answer(
 def _equal(expected: str, found: str | None, solution: str) -> bool:
     """`found`: the marked answer, or None where `solution` has to be searched for one."""
     if found is not None:
-        if not found:
+        if not found or len(found) > _LONGEST:
             return False
         number, other = _number(expected), _number(found)
         if number is not None and other is not None:
@@ -63,7 +69,14 @@ def _marked(text: str) -> str | None:
     boxed = [match for match in _BOXED.finditer(text) if match.end() > hashes]
     if boxed:
         return _in_braces(text[boxed[-1].end() :])
-    return text[hashes + 4 :].strip().split("\n")[0].strip() if hashes >= 0 else None
+    return _of_line(text[hashes + 4 :]) if hashes >= 0 else None
+
+
+def _of_line(text: str) -> str:
+    """The first line, without emphasis, and without a unit in words behind a number."""
+    line = text.strip().split("\n")[0].strip(" *")
+    with_unit = _WITH_UNIT.fullmatch(line)
+    return with_unit["number"] if with_unit else line
 
 
 def _in_braces(text: str) -> str:
@@ -80,6 +93,8 @@ def _in_braces(text: str) -> str:
 
 def _number(text: str) -> Fraction | None:
     """A plain number, which may have a sign, commas between thousands, dollars, a full stop."""
+    if len(text) > _LONGEST:
+        return None
     bare = text.strip().strip("$").removeprefix("\\$").strip().removesuffix(".").replace("{,}", ",")
     if not _NUMBER.fullmatch(bare) or not any(c.isdigit() for c in bare):
         return None

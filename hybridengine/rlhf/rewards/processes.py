@@ -62,7 +62,8 @@ class RewardProcesses:
                 self._hand_out(task)
                 self._collect(task)
                 if task.failed and self._config.on_error == "raise":
-                    raise UsageError(f"{task.failed[0]} Mend it, or set reward.on_error=zero.")
+                    what = task.failed[0].rstrip(".")
+                    raise UsageError(f"{what}. Mend it, or set reward.on_error=zero.")
         except BaseException:
             self.close()
             raise

@@ -5,6 +5,7 @@ Nothing here limits time or survives a crash: see processes.py.
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 import reprlib
@@ -54,6 +55,12 @@ class Scorer:
     def from_config(config: Reward) -> Scorer:
         """Throws UsageError for what `check` refuses."""
         return Scorer(bind_rewards(config))
+
+    def load_libraries(self) -> None:
+        """Imports what the rewards would import at their first call, which may take a second."""
+        for term in self._terms:
+            for name in term.libraries:
+                importlib.import_module(name)
 
     def __len__(self) -> int:
         """How many rewards are added up."""

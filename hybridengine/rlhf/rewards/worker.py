@@ -22,6 +22,7 @@ def serve(frames: Frames) -> None:
     """Returns when the parent closes its end."""
     try:
         scorer = Scorer.from_config(frames.receive())
+        scorer.load_libraries()  # none of a sample's time is for that
     except UsageError as error:
         frames.send(str(error))
         return
