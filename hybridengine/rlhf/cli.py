@@ -33,9 +33,9 @@ def train_command(
 ) -> None:
     """Trains a model by PPO and its family; without arguments, a demo.
 
-    The demo takes three minutes on two CPU cores: a tiny model learns to
-    add two digits. A FILE sets keys over the defaults, KEY=VALUE over the
-    file. `preset=demo` starts from the demo's values.
+    The demo takes three minutes on two CPU cores: a tiny model learns sums
+    and differences of digits. A FILE sets keys over the defaults, KEY=VALUE
+    over the file. `preset=demo` starts from the demo's values.
 
     Examples:
       hybridengine train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Sequence
 
@@ -30,8 +29,9 @@ def train(arguments: Sequence[str]) -> int:
     from hybridengine.rlhf.config.loading import load_config
 
     config = load_config(arguments)
-    run = importlib.import_module("hybridengine.rlhf.trainer.run")
-    return int(run.train(config))
+    from hybridengine.rlhf.trainer.run import train as run_trainer
+
+    return run_trainer(config)
 
 
 def train_reward(arguments: Sequence[str]) -> int:
@@ -40,8 +40,9 @@ def train_reward(arguments: Sequence[str]) -> int:
     from hybridengine.rlhf.config.loading import load_pairs_config
 
     config = load_pairs_config(arguments)
-    run = importlib.import_module("hybridengine.rlhf.trainer.reward_run")
-    return int(run.train_reward(config))
+    from hybridengine.rlhf.trainer.reward_run import train_reward as run_trainer
+
+    return run_trainer(config)
 
 
 def print_config(arguments: Sequence[str]) -> str:

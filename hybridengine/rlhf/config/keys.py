@@ -101,9 +101,9 @@ def similar_keys(name: str) -> list[str]:
     section = name.rpartition(".")[0]
     if section not in sections():
         similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        return similar or _by_leaf(leaf, known)
+        return similar or _by_leaf(leaf, known, 0.75)
     inside = [key for key in known if key.rpartition(".")[0] == section]
-    return _by_leaf(leaf, inside) or _by_leaf(leaf, known)
+    return _by_leaf(leaf, inside, 0.8) or _by_leaf(leaf, known, 0.8) or _by_leaf(leaf, inside, 0.6)
 
 
 def either(names: typing.Sequence[str]) -> str:
@@ -111,10 +111,10 @@ def either(names: typing.Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _by_leaf(leaf: str, known: list[str]) -> list[str]:
-    """The key whose last part is most like `leaf`, if there is one like it."""
+def _by_leaf(leaf: str, known: list[str], cutoff: float) -> list[str]:
+    """The key whose last part is most like `leaf`, if one is as like it as `cutoff` of 1."""
     leaves = {key.rpartition(".")[2]: key for key in known}
-    return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
+    return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=cutoff)]
 
 
 def _walk(kind: type, prefix: str) -> Iterator[Entry]:

@@ -1,7 +1,7 @@
 """presets: named sets of values between the defaults and what a file or a command line sets.
 
 `demo` is what `hybridengine train` runs without arguments: a model of 0.14 million weights that
-learns to add two digits within minutes on two CPU cores.
+learns sums and differences of digits within minutes on two CPU cores.
 """
 
 from __future__ import annotations
