@@ -1,5 +1,7 @@
 """checks: combinations of values that cannot work together, each with its mend.
 
+The rules about `algorithm` are in algorithm_checks.py.
+
 Every rule takes a config whose values are within their own bounds and yields a sentence a fault. Of
 what only a file, a model or a machine can tell nothing is said here.
 """
@@ -9,15 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from hybridengine.rlhf.config.keys import entries, nearest_name
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.algorithm_checks import ALGORITHM_RULES
 from hybridengine.rlhf.config.schema import Config
-
-LOGGERS = ("console", "jsonl", "tensorboard", "wandb")
-
-# They compare the responses to one prompt with each other.
-_GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline")
-
-_ONE_BOUND_LOSSES = ("clip", "dual-clip")
+from hybridengine.rlhf.registry import nearest
 
 
 def combination_faults(config: Config) -> list[str]:
@@ -84,6 +81,11 @@ def _offline(config: Config) -> Iterator[str]:
             f"data.gym.name is {config.data.gym.name!r}, {why}. Use data.mode=online or "
             "data.train_files."
         )
+    if config.warmup.steps > 0:
+        yield (
+            f"warmup.steps is {config.warmup.steps}, but data.mode is offline, which has no "
+            "warm-up. Set warmup.steps=0."
+        )
     if config.algorithm.group_filter == "dapo":
         yield (
             f"algorithm.group_filter is dapo, which samples more, {why}. Use "
@@ -130,85 +132,14 @@ def _strategies(config: Config) -> Iterator[str]:
             )
 
 
-def _names(config: Config) -> Iterator[str]:
-    """Names of formulas. A default is one of them, so that torch is imported for others only."""
-    chosen = {
-        "algorithm.advantage": config.algorithm.advantage,
-        "algorithm.policy_loss": config.algorithm.policy_loss,
-        "algorithm.loss_aggregation": config.algorithm.loss_aggregation,
-        "algorithm.group_filter": config.algorithm.group_filter,
-    }
-    others = {key: name for key, name in chosen.items() if name != entries()[key].default}
-    if not others:
-        return
-    from hybridengine.rlhf import algorithms
-
-    known = {
-        "algorithm.advantage": algorithms.advantage.names(),
-        "algorithm.policy_loss": algorithms.policy_loss.names(),
-        "algorithm.loss_aggregation": algorithms.aggregation.names(),
-        "algorithm.group_filter": algorithms.group_filter.names(),
-    }
-    for key, name in others.items():
-        if name not in known[key]:
-            mend = nearest_name(name, known[key])
-            yield f"{key} is {name!r}, not one of {', '.join(known[key])}. {mend}"
-
-
-def _groups(config: Config) -> Iterator[str]:
-    if config.rollout.n > 1 or config.data.mode == "offline":
-        return
-    algorithm = config.algorithm
-    wants = []
-    if algorithm.advantage in _GROUP_ADVANTAGES:
-        wants.append(f"algorithm.advantage={algorithm.advantage}")
-    if algorithm.group_filter == "dapo":
-        wants.append("algorithm.group_filter=dapo")
-    for want in wants:
-        yield (
-            f"{want} compares the responses to one prompt, but rollout.n is 1. Set rollout.n to 2 "
-            "or more."
-        )
-
-
-def _clip_bounds(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.policy_loss not in _ONE_BOUND_LOSSES:
-        return
-    for key in ("clip_ratio_low", "clip_ratio_high"):
-        if getattr(algorithm, key) is not None:
-            yield (
-                f"algorithm.{key} is set, but algorithm.policy_loss={algorithm.policy_loss} has "
-                "one bound, algorithm.clip_ratio. Use algorithm.policy_loss=clip-higher."
-            )
-
-
-def _kl(config: Config) -> Iterator[str]:
-    algorithm, kl = config.algorithm, config.algorithm.kl
-    if kl.controller == "adaptive" and algorithm.kl_coef == 0:
-        yield (
-            "algorithm.kl.controller is adaptive, but algorithm.kl_coef is 0 and stays so. Start "
-            "from a number above 0, e.g. 0.01."
-        )
-    if kl.controller == "adaptive" and kl.where == "none":
-        yield (
-            "algorithm.kl.controller is adaptive, but algorithm.kl.where is none. Use reward or "
-            "loss."
-        )
-    if kl.unbiased_gradient and kl.where != "loss":
-        yield (
-            f"algorithm.kl.unbiased_gradient is true, but algorithm.kl.where is {kl.where}. Set "
-            "algorithm.kl.where=loss."
-        )
-
-
 def _rewards(config: Config) -> Iterator[str]:
+    from hybridengine.rlhf.rewards import check
+
     reward = config.reward
-    if reward.weights and len(reward.weights) != len(reward.functions):
-        yield (
-            f"reward.weights has {len(reward.weights)} entries for {len(reward.functions)} of "
-            "reward.functions. Give one for each, or none."
-        )
+    try:
+        check(reward)
+    except UsageError as error:
+        yield str(error)
     if not reward.functions and reward.function is None and config.reward_model.path is None:
         yield (
             "there is no reward: reward.functions is empty, reward.function and reward_model.path "
@@ -217,10 +148,18 @@ def _rewards(config: Config) -> Iterator[str]:
 
 
 def _loggers(config: Config) -> Iterator[str]:
-    for name in config.trainer.loggers:
-        if name not in LOGGERS:
-            mend = nearest_name(name, LOGGERS)
-            yield f"trainer.loggers has {name!r}, not one of {', '.join(LOGGERS)}. {mend}"
+    from hybridengine.rlhf.logging import SINKS
+
+    loggers = config.trainer.loggers
+    for name in loggers:
+        if name not in SINKS:
+            yield (
+                f"trainer.loggers has {name!r}, not one of {', '.join(SINKS)}. Use "
+                f"{nearest(name, SINKS)}."
+            )
+        elif loggers.count(name) > 1:
+            yield f"trainer.loggers has {name!r} more than once. Name it once."
+            return
 
 
 def _betas(config: Config) -> Iterator[str]:
@@ -262,23 +201,8 @@ def _lora(config: Config) -> Iterator[str]:
         yield "actor.lora.target_modules has an empty name. Use names of layers, e.g. q_proj."
 
 
-def _support(config: Config) -> Iterator[str]:
-    """The trainer's log-probs are over all tokens; cut sampling is another distribution."""
-    rollout = config.rollout
-    cuts = []
-    if rollout.top_p < 1:
-        cuts.append(f"rollout.top_p={rollout.top_p:g}")
-    if rollout.top_k > 0:
-        cuts.append(f"rollout.top_k={rollout.top_k}")
-    if cuts and config.data.mode == "online" and config.algorithm.rollout_correction == "none":
-        yield (
-            f"{' and '.join(cuts)} samples among part of the tokens, the trainer's log-probs are "
-            "over all: their ratio is not 1. Set algorithm.rollout_correction=token, or "
-            "rollout.top_p=1 and rollout.top_k=0."
-        )
-
-
 _RULES = (
-    *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _names, _groups),
-    *(_clip_bounds, _kl, _rewards, _loggers, _betas, _tensor_parallel, _lora, _support),
+    *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers),
+    *(_betas, _tensor_parallel, _lora),
+    *ALGORITHM_RULES,
 )

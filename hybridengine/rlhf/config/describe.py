@@ -34,8 +34,7 @@ is `demo`; with a file it is `none` unless the file or an override names one.
 - `${actor.lr}` in a value is the value of that key. Write `\\${` for the characters themselves.
 - An unknown key, another type, a value out of bounds and a combination that cannot work are errors
   before anything starts, with key, file and line; the exit code is 2.
-- A run keeps its whole config, which can be passed as FILE again.
-"""
+- A run keeps its whole config, which can be passed as FILE again."""
 
 
 def annotated_yaml(config: Config) -> str:

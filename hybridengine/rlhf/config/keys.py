@@ -85,7 +85,7 @@ def sections() -> dict[str, str]:
     return dict(_walk_sections(Config, ""))
 
 
-def nearest(name: str) -> list[str]:
+def similar_keys(name: str) -> list[str]:
     """The keys that someone who wrote `name` may have meant, likeliest first; may be empty.
 
     A last part that is a key of other sections counts more than similar spelling.
@@ -98,23 +98,23 @@ def nearest(name: str) -> list[str]:
         similar = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0.75)
         in_section = similar or [key for key in same_leaf if key.startswith(top)]
         return in_section if "." in name and in_section else same_leaf
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    leaves = {key.rpartition(".")[2]: key for key in known}
-    return similar or [
-        leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
-    ]
-
-
-def nearest_name(name: str, known: typing.Iterable[str]) -> str:
-    """The mend for a wrong name: the most similar of `known`, or all of them."""
-    listed = list(known)
-    match = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
-    return f"Use {match[0]}." if match else f"Use {either(listed)}."
+    section = name.rpartition(".")[0]
+    if section not in sections():
+        similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        return similar or _by_leaf(leaf, known)
+    inside = [key for key in known if key.rpartition(".")[0] == section]
+    return _by_leaf(leaf, inside) or _by_leaf(leaf, known)
 
 
 def either(names: typing.Sequence[str]) -> str:
     """ "a, b or c"."""
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _by_leaf(leaf: str, known: list[str]) -> list[str]:
+    """The key whose last part is most like `leaf`, if there is one like it."""
+    leaves = {key.rpartition(".")[2]: key for key in known}
+    return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
 
 
 def _walk(kind: type, prefix: str) -> Iterator[Entry]:

@@ -100,7 +100,8 @@ def _build(settings: Sequence[Setting]) -> Config:
             inner = inner[part]
         inner[last] = _copied(setting.value)
     try:
-        built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))
+        merged = OmegaConf.merge(OmegaConf.structured(Config), values)
+        built = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(

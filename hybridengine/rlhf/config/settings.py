@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.keys import Entry, either, entries, nearest, sections
+from hybridengine.rlhf.config.keys import Entry, either, entries, sections, similar_keys
 from hybridengine.rlhf.config.values import convert, entry_value
 from hybridengine.rlhf.config.yaml_text import Place, compose, is_null, line, set_twice
 
@@ -165,7 +165,7 @@ def _unknown(name: str, place: str) -> str:
     if section in entries():
         entry = entries()[section]
         return f"{name} is no key: {section} is {entry.words} ({place}). Set {section} itself."
-    meant = nearest(name)
+    meant = similar_keys(name)
     if section in sections():
         keys = [entry.name for entry in entries().values() if entry.section == section]
         mend = either(meant or keys[:_MAX_LISTED])

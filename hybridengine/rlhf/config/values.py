@@ -12,8 +12,12 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.keys import Entry, nearest_name
+from hybridengine.rlhf.config.keys import Entry
 from hybridengine.rlhf.config.yaml_text import is_null, one_line, plain
+from hybridengine.rlhf.registry import nearest
+
+# What OmegaConf takes for a value that is not there; it would fall back to the default.
+_MISSING = "???"
 
 # Long values are cut in errors.
 _MAX_SHOWN = 60
@@ -63,7 +67,7 @@ def bounds_fault(entry: Entry, value: Any, place: str) -> str | None:
     if key.choices and value not in key.choices:
         return (
             f"{entry.name} is {value!r}, not one of {', '.join(key.choices)} ({place}). "
-            f"{nearest_name(value, key.choices)}"
+            f"Use {nearest(value, key.choices)}."
         )
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
@@ -86,7 +90,7 @@ def _outside(entry: Entry, number: float) -> bool:
 def _by_kind(kind: Any, node: yaml.Node) -> Any:
     """Throws ValueError if `node` is not of this kind."""
     if kind is str:
-        if not isinstance(node, yaml.ScalarNode) or is_null(node):
+        if not isinstance(node, yaml.ScalarNode) or is_null(node) or node.value == _MISSING:
             raise ValueError
         return node.value
     if kind in (list[str], list[float]):
@@ -102,17 +106,17 @@ def _by_kind(kind: Any, node: yaml.Node) -> Any:
 
 
 def _free(node: yaml.Node) -> Any:
-    """Any plain value. Throws ValueError in words for keys that no mapping of a config has."""
+    """Any plain value. Throws ValueError in words for others."""
     if isinstance(node, yaml.SequenceNode):
         return [_free(item) for item in node.value]
     if not isinstance(node, yaml.MappingNode):
         value = plain(node)
+        if value == _MISSING:
+            raise ValueError(f"{_MISSING} stands for a missing value")
         if isinstance(value, (str, int, float, type(None))):
             return value
         raise ValueError(f"{node.value!r} is a {type(value).__name__}")
     for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ValueError("a key is a list or mapping")
         if is_null(value) and value.value == "" and ":" in key.value:
             raise ValueError(f"{key.value!r} has no space after its colon")
     return {key.value: _free(value) for key, value in node.value}

@@ -49,8 +49,8 @@ Place = Callable[[int], str]
 def compose(text: str, place: Place) -> yaml.Node | None:
     """The root node of `text`, None if it is empty.
 
-    Throws UsageError with the line for a syntax error, a key that occurs twice in one mapping and a
-    node that contains itself.
+    Throws UsageError with the line for a syntax error, a key that is no text or occurs twice in
+    its mapping, and a node that contains itself.
     """
     try:
         root = yaml.compose(text, _Loader)
@@ -117,7 +117,7 @@ def _syntax_fault(error: yaml.YAMLError, place: Place) -> str:
 
 
 def _faults(node: yaml.Node, place: Place, above: tuple[int, ...]) -> Iterator[str]:
-    """Sentences about every key that occurs twice and every node that contains itself."""
+    """Sentences about keys that are no text or occur twice, and nodes that contain themselves."""
     if id(node) in above:
         yield f"{place(line(node))} refers to what it is part of. Write the value out."
         return
@@ -128,7 +128,10 @@ def _faults(node: yaml.Node, place: Place, above: tuple[int, ...]) -> Iterator[s
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, child in node.value:
-            name = str(key.value)
+            if not isinstance(key, yaml.ScalarNode):
+                yield f"{place(line(key))} has a list or mapping as a key. Write text there."
+                continue
+            name = key.value
             if name in seen:
                 yield set_twice(name, place, seen[name], line(key))
             seen[name] = line(key)

@@ -1,4 +1,4 @@
-"""cache: the keys and values of the sequences that run, one slot each, under transformers' interface.
+"""cache: keys and values of the sequences that run, one slot each, as transformers asks for them.
 
 A slot is a row of every layer's tensors; position p of a sequence lies at p. Nothing here knows how
 long a sequence is: what was not written is hidden by masks. Imported where an engine runs, since it
@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache  # type: ignore[import-untyped]
+from transformers.cache_utils import Cache
 
 
-class SlotCache(Cache):  # type: ignore[misc]
+class SlotCache(Cache):
     """`slots` sequences of up to `capacity` positions. A layer's tensors are made when it is first
     written, [slots, capacity, kv heads, head size] in the type of what is written."""
 
@@ -47,20 +47,25 @@ class SlotCache(Cache):  # type: ignore[misc]
                 tensor[dst, :length] = tensor[src, :length]
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by each layer with keys and values [B, kv heads, T, head size]; returns those that
-        it attends to."""
+        """Called by each layer with what it computed, [B, kv heads, T, head size]; returns what it
+        attends to."""
         held = (
-            _made(self._keys, layer_idx, keys, self.slots, self.capacity),
-            _made(self._values, layer_idx, values, self.slots, self.capacity),
+            _made(self._keys, layer_idx, key_states, self.slots, self.capacity),
+            _made(self._values, layer_idx, value_states, self.slots, self.capacity),
         )
         if self._rows is not None:
-            width = keys.shape[2]
-            for tensor, new in zip(held, (keys, values), strict=True):
+            width = key_states.shape[2]
+            for tensor, new in zip(held, (key_states, value_states), strict=True):
                 tensor[self._rows, :width] = new.transpose(1, 2)[self._sources]
-            return keys, values
-        for tensor, new in zip(held, (keys, values), strict=True):
+            return key_states, value_states
+        for tensor, new in zip(held, (key_states, value_states), strict=True):
             tensor.view(-1, *tensor.shape[2:]).index_copy_(0, self._places, new[:, :, 0])
         batch, length = self._batch, self._length
         return held[0][:batch, :length].transpose(1, 2), held[1][:batch, :length].transpose(1, 2)

@@ -97,8 +97,9 @@ class Decoder:
                 attention.token_mask(places, length, window, self._like) if hides else None
             )
         self._slot_cache.advance(places, length)
-        logits = self._forward(self._model, self._tensor(tokens)[:, None], places[:, None], masks)
-        return logits.logits[:, -1]  # type: ignore[no-any-return]
+        out = self._forward(self._model, self._tensor(tokens)[:, None], places[:, None], masks)
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
 
     def move(self, src: Ints, dst: Ints, length: int) -> None:
         """Puts the sequences of slots `src` into `dst`; they have `length` positions at most."""
@@ -167,7 +168,7 @@ def _uses_own_attention(model: Any) -> bool:
         )
     if found == "eager":
         return False
-    from transformers import AttentionInterface  # type: ignore[import-untyped]
+    from transformers import AttentionInterface
 
     AttentionInterface.register(attention.IMPLEMENTATION, attention.attend)
     return True

@@ -28,8 +28,9 @@ class Engine:
 
     `max_model_len`: the most tokens of prompt and response. `max_num_seqs`: the most sequences that
     run at a time, fewer where their keys and values would take more than `cache_bytes`.
-    `eos_token_ids` end a response; `pad_token_id` fills prompts up and may be any token. `tokenizer`
-    is needed for stop texts only. `device`: that of the weights, by default the model's.
+    `eos_token_ids` end a response; `pad_token_id` fills prompts up and may be any token.
+    `tokenizer` is needed for stop texts only. `device`: that of the weights, by default the
+    model's.
 
     Between calls weights may be written in place, or parameters pointed at other memory: nothing is
     kept of them. The model is as it was when a call returns.

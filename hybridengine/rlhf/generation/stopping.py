@@ -7,6 +7,7 @@ tokens, and it counts as soon as it holds no broken character.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hybridengine._core import UsageError
@@ -57,7 +58,7 @@ class _Text:
         self._context = 0
         self._text = ""
 
-    def add(self, token: int, decode: Any) -> str:
+    def add(self, token: int, decode: Callable[[list[int]], str]) -> str:
         """The end of the text with `token`, which may end in a broken character."""
         self._ids.append(token)
         before = len(decode(self._ids[: self._context]))

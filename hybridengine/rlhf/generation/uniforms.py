@@ -28,11 +28,12 @@ def uniforms(
     `samples` and `first` are int64 [B]; `seed` and samples count modulo 2**64. The numbers are
     multiples of 2**-52: any of them times a sum is less than the sum after rounding too.
     """
-    tokens = first[:, None].astype(np.uint64) + np.arange(count, dtype=np.uint64)
-    sample = np.broadcast_to(samples[:, None].astype(np.uint64), tokens.shape)
-    zero = np.zeros_like(tokens)
+    tokens: Words = (first[:, None] + np.arange(count)).astype(np.uint64)
+    sample: Words = np.broadcast_to(samples[:, None].astype(np.uint64), tokens.shape)
+    zero: Words = np.zeros_like(tokens)
+    words: tuple[Words, Words, Words, Words] = (sample & _LOW, sample >> _HALF, tokens, zero)
     key = np.uint64(seed & int(_LOW)), np.uint64(seed >> 32 & int(_LOW))
-    high, low, _, _ = philox((sample & _LOW, sample >> _HALF, tokens, zero), key)
+    high, low, _, _ = philox(words, key)
     bits = (high << _HALF | low) >> np.uint64(12)
     return bits.astype(np.float64) * 2.0**-52
 

@@ -9,12 +9,14 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.schedule import total_updates
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.training.models import build_model, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import ValueUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import load_state, save_state
+from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.supervised import PairUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -79,3 +81,38 @@ class RewardModelRole(Role):
         scores = self._passes.scores(batch)
         columns = Batch(batch.lengths, {}, {"model_scores": scores})
         return columns, {"seconds": time.perf_counter() - began}
+
+
+class RewardTrainRole(Role):
+    """A reward model that is fitted to pairs, with the options of the section critic."""
+
+    def __init__(self, context: RankContext, config: Config) -> None:
+        super().__init__(context, config)
+        critic = config.critic
+        module = build_model(config.model, "classifier", weight_dtype(critic), config.seed)
+        self._module = shard(module, critic, context.mesh)
+        passes = Passes(self._module, critic, comm=context.comm)
+        optimizer = ShardedAdamW(
+            self._module,
+            critic.optimizer,
+            critic.lr,
+            comm=context.comm,
+            total_steps=config.trainer.steps,
+            offload=critic.optimizer_offload,
+        )
+        self._update = PairUpdate(passes, optimizer, context.comm)
+
+    @dispatch("by_rank")
+    def update(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:
+        """One optimizer step on chosen and rejected rows; means over all ranks."""
+        return self._update.update(*pairs)
+
+    @dispatch("by_rank")
+    def evaluate(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:
+        return self._update.evaluate(*pairs)
+
+    @dispatch(collect="none")
+    def export(self, folder: str) -> None:
+        """A HF checkpoint with the tokenizer, from the first rank."""
+        tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
+        export_hf(self._module, tokenizer, folder)

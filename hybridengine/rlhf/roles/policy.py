@@ -12,9 +12,9 @@ from hybridengine.rlhf.algorithms import sum_over
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.schedule import total_updates
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.models import build_model, weight_dtype

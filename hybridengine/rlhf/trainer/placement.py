@@ -68,13 +68,13 @@ def choose(config: Config, available: Mapping[str, float]) -> str:
     return "split" if apart and available.get("CPU", 0.0) >= needed else "colocate"
 
 
-def pool_specs(config: Config, placement: str, gpus_per_rank: float) -> dict[str, PoolSpec]:
+def pool_specs(config: Config, placement: str, gpus: float) -> dict[str, PoolSpec]:
     """The pools that the roles need, by name."""
     trainer = config.trainer
     sizes = {TRAIN: trainer.ranks, ROLLOUT: trainer.rollout_ranks, AUX: trainer.aux_ranks}
     needed = {pool_of(role, placement) for role in roles_of(config)}
     return {
-        name: PoolSpec(size, config.cluster.cpus_per_rank, gpus_per_rank)
+        name: PoolSpec(size, config.cluster.cpus_per_rank, gpus)
         for name, size in sizes.items()
         if name in needed
     }
@@ -85,8 +85,8 @@ def start_roles(cluster: Cluster, config: Config) -> Roles:
     the cluster has no room, and what a role throws at its start."""
     available = cluster.available()
     placement = choose(config, available)
-    gpus = 1.0 if uses_gpu(config, available) else 0.0
-    pools = create_pools(cluster, pool_specs(config, placement, gpus))
+    specs = pool_specs(config, placement, gpus_per_rank(config, available))
+    pools = create_pools(cluster, specs)
     groups = {
         role: pools[pool_of(role, placement)].start_role(role, _class(role), config)
         for role in roles_of(config)
@@ -97,11 +97,12 @@ def start_roles(cluster: Cluster, config: Config) -> Roles:
     return roles
 
 
-def uses_gpu(config: Config, available: Mapping[str, float]) -> bool:
-    """auto: where every rank of the training pool can have one."""
-    if config.trainer.device == "auto":
-        return available.get("GPU", 0.0) >= config.trainer.ranks
-    return config.trainer.device == "cuda"
+def gpus_per_rank(config: Config, available: Mapping[str, float]) -> float:
+    """1 or 0; auto is 1 where every rank of the training pool can have one."""
+    trainer = config.trainer
+    if trainer.device == "auto":
+        return 1.0 if available.get("GPU", 0.0) >= trainer.ranks else 0.0
+    return 1.0 if trainer.device == "cuda" else 0.0
 
 
 def _connect(roles: Roles, config: Config) -> None:

@@ -15,8 +15,8 @@ from rich.table import Table
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.loading import save_config
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.logging import open_sinks
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts

@@ -11,7 +11,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
@@ -78,8 +77,8 @@ def head_outputs(module: Any, batch: Batch, packed: bool) -> torch.Tensor:
     """[N]: the head of one number behind each token; float32 or wider."""
     hidden = widen(hidden_states(module, batch, packed))
     head = module.score
-    bias = None if head.bias is None else widen(head.bias)
-    return F.linear(hidden, widen(head.weight), bias)[:, 0]
+    outputs = hidden @ widen(head.weight)[0]
+    return outputs if head.bias is None else outputs + widen(head.bias)
 
 
 def _trainable(batch: Batch) -> torch.Tensor:

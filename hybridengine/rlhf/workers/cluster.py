@@ -6,8 +6,10 @@ It knows the pools that run on it: when a rank of one fails, all of all are ende
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
+import socket
 import tempfile
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +26,8 @@ from hybridengine.rlhf.workers.reference import Reference
 if TYPE_CHECKING:
     from hybridengine.rlhf.workers.pool import Pool
 
+_CONNECT_S = 5.0
+
 
 class Cluster:
     """Made by start(). A context manager: leaving it ends what was started."""
@@ -31,7 +35,6 @@ class Cluster:
     def __init__(self, config: schema.Cluster, *, ours: bool, folder: str | None) -> None:
         self.config = config
         self.pools: list[Pool] = []
-        self.failure: Exception | None = None
         self.local = folder is not None
         self._ours, self._folder = ours, folder
         self._open = True
@@ -54,7 +57,7 @@ class Cluster:
         # A folder of its own, so that close() can remove all of it.
         folder = tempfile.mkdtemp(prefix="he-ray.")
         try:
-            _init(num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
+            _init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -62,23 +65,22 @@ class Cluster:
 
     def available(self) -> dict[str, float]:
         """Free CPUs, GPUs and other resources by name. Ray's count is behind by up to a second."""
-        return dict(ray.available_resources())
+        return dict(ray.available_resources())  # type: ignore[no-untyped-call]
 
     def put(self, value: Any, summary: Any = None) -> Reference:
         """`value` in the object store, once for all ranks that it will be passed to."""
         return Reference(ray.put(value), summary)
 
     def check(self) -> None:
-        """Throws what ended the pools, where something did."""
-        if self.failure is not None:
-            raise self.failure
+        """Throws UsageError once it is closed."""
         if not self._open:
             raise UsageError("the cluster is closed. Start another one.")
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends all pools and raises `error`; every later call on them raises it too."""
-        self.failure = error
-        self.stop_pools()
+        """Ends all pools and raises `error`; every later call on them raises it too. New pools can
+        be made."""
+        for pool in list(self.pools):
+            pool.close(error)
         raise error
 
     def stop_pools(self) -> None:
@@ -108,18 +110,35 @@ class Cluster:
 
 
 def _connect(address: str) -> None:
+    if address != "auto":
+        _check_listens(address)
     try:
         _init(address=address)
     except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _check_listens(address: str) -> None:
+    """Throws UsageError unless something listens there: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
         raise UsageError(
-            f"cluster.address={address!r}: no Ray cluster answers ({_first_line(error)}). Start one "
-            f"with `ray start --head`, or leave the address out for a local one."
-        ) from error
+            f"cluster.address={address!r} is no address. Use host:port as `ray start --head` "
+            f"shows it, auto for the cluster of this host, or null for a new local one."
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> UsageError:
+    why = str(error).strip().split("\n")[0].rstrip(".")
+    return UsageError(
+        f"cluster.address={address!r}: no Ray cluster answers ({why}). Start one with "
+        f"`ray start --head`, or leave the address out for a new local one."
+    )
 
 
 def _init(**options: Any) -> None:
-    ray.init(logging_level="error", log_to_driver=True, **options)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+    ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)

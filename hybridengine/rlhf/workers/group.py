@@ -56,7 +56,7 @@ class GroupMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Pending:
         """Methods of one pool run in the order in which they were sent."""
-        self.pool.cluster.check()
+        self.pool.check()
         by_reference = self.dispatch.returns == "reference"
         sent = [
             process.call_by_reference.options(num_returns=2).remote(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ def reserve(specs: Mapping[str, PoolSpec], timeout_s: float) -> dict[str, Placem
             bundles = [spec.bundle()] * spec.num_ranks
             groups[name] = placement_group(bundles, strategy=strategy) if spec.bundle() else None
         for group in groups.values():
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = math.ceil(max(0.0, deadline - time.monotonic()))  # Ray cuts to whole seconds
             if group is not None and not group.wait(left_s):
                 what = f"ranks were not placed within {timeout_s:g} s"
                 raise PlacementError(_message(specs, what, before))
@@ -102,8 +103,9 @@ def _message(specs: Mapping[str, PoolSpec], what: str, available: Mapping[str, f
 
 
 def _available() -> dict[str, float]:
-    return dict(ray.available_resources())
+    return dict(ray.available_resources())  # type: ignore[no-untyped-call]
 
 
 def _hosts() -> list[dict[str, Any]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]

@@ -17,11 +17,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybridengine._core import UsageError
 from hybridengine.rlhf.workers import placement
 from hybridengine.rlhf.workers.cluster import Cluster
-from hybridengine.rlhf.workers.group import Call, WorkerGroup
+from hybridengine.rlhf.workers.group import WorkerGroup
 from hybridengine.rlhf.workers.placement import PoolSpec
 from hybridengine.rlhf.workers.rank import WATCH, RankProcess
 from hybridengine.rlhf.workers.role import Role
-from hybridengine.rlhf.workers.waiting import wait_for
+from hybridengine.rlhf.workers.waiting import Call, wait_for
 
 # Every rank computes on one thread unless its pool's env says otherwise: threads of several ranks
 # that spin for work starve each other. Nothing is looked up on the network while ranks start.
@@ -46,8 +46,9 @@ class Pool:
         self.hosts = ["not known yet"] * spec.num_ranks
         self.roles: list[str] = []
         self._place = place
+        self._failure: Exception | None = None
         env = {**_ENV, "HYBRIDENGINE_TOKEN": secrets.token_hex(16), **spec.env}
-        actor = ray.remote(concurrency_groups=WATCH)(RankProcess)
+        actor = ray.remote(concurrency_groups=WATCH)(RankProcess)  # type: ignore[call-overload]
         self.processes = [
             actor.options(
                 num_cpus=spec.cpus_per_rank,
@@ -80,7 +81,7 @@ class Pool:
     def start_role(self, name: str, role: type[Role], config: Any = None) -> WorkerGroup:
         """Makes `role(context, config)` on every rank, under a name not in use. Blocks until all
         have. The class must be importable on the ranks, or picklable."""
-        self.cluster.check()
+        self.check()
         if name in self.roles:
             raise UsageError(
                 f"pool {self.name!r} holds a role {name!r} already. Give it another name."
@@ -99,10 +100,19 @@ class Pool:
         self.hosts = [host for host, _ in places]
         self._wait("", "join", self._submit("join", *places[0]))
 
-    def close(self) -> None:
-        """Kills the ranks and gives back their places."""
-        if self in self.cluster.pools:
-            self.cluster.pools.remove(self)
+    def check(self) -> None:
+        """Throws what ended the pool, or UsageError where it was closed."""
+        if self._failure is not None:
+            raise self._failure
+        if self not in self.cluster.pools:
+            raise UsageError(f"pool {self.name!r} is closed. Create another one.")
+
+    def close(self, failure: Exception | None = None) -> None:
+        """Kills the ranks and gives back their places. `failure`: what later calls raise."""
+        if self not in self.cluster.pools:
+            return
+        self.cluster.pools.remove(self)
+        self._failure = failure
         for process in self.processes:
             ray.kill(process)
         placement.release({self.name: self._place})

@@ -68,17 +68,19 @@ class RankProcess:
         return self._run("prepare", self._prepare)
 
     def _prepare(self) -> tuple[str, int]:
-        from torch.distributed import TCPStore
+        import torch.distributed as dist
 
         from hybridengine.rlhf.workers import transfer
 
         transfer.register()
-        host = ray.util.get_node_ip_address()
+        host = _host()
         if self._rank != 0:
             return host, 0
         # Port 0: the system finds a free one, and nobody can take it in between.
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return host, self._store.port
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, is_master=True, wait_for_workers=False
+        )
+        return host, int(self._store.port)
 
     def join(self, host: str, port: int) -> Any:
         """Meets the other ranks at the store of rank 0. Collective."""
@@ -95,20 +97,23 @@ class RankProcess:
 
         wait = timedelta(seconds=_STORE_WAIT_S)
         if self._store is None:
-            self._store = dist.TCPStore(host, port, is_master=False, timeout=wait)
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, is_master=False, timeout=wait
+            )
         on_gpu = bool(ray.get_gpu_ids())
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=dist.PrefixStore("group", self._store),
+            store=dist.PrefixStore("group", self._store),  # type: ignore[attr-defined]
             rank=self._rank,
             world_size=self._world,
         )
+        assert dist.group.WORLD is not None
         device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         self._context = RankContext(
             pool=self._pool,
             rank=self._rank,
             world=self._world,
-            host=ray.util.get_node_ip_address(),
+            host=_host(),
             device=device,
             group=dist.group.WORLD,
             mesh=init_device_mesh(device.type, (self._world,), mesh_dim_names=("dp",)),
@@ -180,3 +185,7 @@ class RankProcess:
 def _moves_data(path: Path) -> bool:
     """Whether a file is torch's or the engine's, and has the calls in which ranks wait."""
     return "torch/distributed" in path.as_posix() or path.parent == _ENGINE
+
+
+def _host() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

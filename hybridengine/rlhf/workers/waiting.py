@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from hybridengine.rlhf.workers.failure import DIED, ECHO, LAST_WORDS_S, ORIGIN_S, RAISED, Failure
 from hybridengine.rlhf.workers.rank import Running
@@ -40,7 +40,7 @@ class Call:
 
 def wait_for(call: Call) -> list[Any]:
     """What the ranks returned, by rank. On a failure ends all pools and raises it."""
-    call.pool.cluster.check()
+    call.pool.check()
     return _Wait(call).results()
 
 
@@ -119,7 +119,8 @@ class _Wait:
     def _ask_late_ranks(self) -> None:
         """Time is up: ranks that made no progress have failed; the others get what they are due."""
         pool = self._call.pool
-        states = {rank: _state(pool, rank) for rank in self._answers.values()}
+        late = list(self._answers.values())
+        states = _states(pool, late, min(_ANSWER_S, self._call.timeout_s))
         for rank, state in states.items():
             if state is None:
                 cause = f"does not answer for {self._call.timeout_s:g} s in {self._call.method}"
@@ -135,11 +136,17 @@ class _Wait:
             self._deadline = time.monotonic() + self._call.timeout_s - longest
 
 
-def _state(pool: Pool, rank: int) -> Running | None:
-    """None where the rank does not answer."""
+def _states(pool: Pool, ranks: list[int], limit_s: float) -> dict[int, Running | None]:
+    """What each rank does; None where it does not answer within `limit_s`."""
+    asked = {rank: pool.watch(rank, "state") for rank in ranks}
+    answered, _ = ray.wait(list(asked.values()), num_returns=len(ranks), timeout=limit_s)
+    return {rank: _state(ref) if ref in answered else None for rank, ref in asked.items()}
+
+
+def _state(ref: Any) -> Running | None:
     try:
-        state: Running = ray.get(pool.watch(rank, "state"), timeout=_ANSWER_S)
-    except (GetTimeoutError, RayActorError):
+        state: Running = ray.get(ref)
+    except RayActorError:
         return None
     return state
 
