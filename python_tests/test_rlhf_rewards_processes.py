@@ -107,18 +107,23 @@ def test_no_torch_and_no_ray_in_a_reward_process(rewards: RewardProcesses) -> No
     assert score.parts == {"deed": 0.0, "deed/ray": 0.0} and score.error is None
 
 
-@pytest.mark.parametrize("deed", ["loop", "swallow", "native"])
-def test_a_reward_that_does_not_end_is_killed(
-    rewards: RewardProcesses, log: list[str], deed: str
-) -> None:
-    solutions = ["4"] * 5 + [deed] + ["4"] * 10
-    found = rewards.score(items(*solutions))
-    assert [score.value for score in found] == [float(text == "4") for text in solutions]
-    assert found[5].error == (
-        "sample 105 (data_source 'deeds'): took more than 2 s (reward.timeout_s) (signal SIGKILL)."
-    )
-    assert [score.error for score in found if score is not found[5]] == [None] * 15
-    assert log == [f"1 of 16 samples have reward 0 since it failed; the first: {found[5].error}"]
+def test_rewards_that_do_not_end_are_killed(reward: Reward, log: list[str], tmp_path: Path) -> None:
+    reward.workers = 4
+    solutions = ["4", "loop", "4", "swallow", "4", "4", "native", "4", "child", "4", "4"]
+    with RewardProcesses(reward, log.append) as rewards:
+        found = rewards.score(items(*solutions, extra=str(tmp_path / "pid")))
+    for i, (text, score) in enumerate(zip(solutions, found, strict=True)):
+        if text == "4":
+            assert (score.value, score.error) == (1.0, None)
+        else:
+            assert (score.value, score.parts) == (0.0, {})
+            assert score.error == (
+                f"sample {100 + i} (data_source 'deeds'): took more than 2 s (reward.timeout_s) "
+                f"(signal SIGKILL)."
+            )
+    assert len(log) == 1
+    assert log[0].startswith("4 of 11 samples have reward 0 since it failed; the first: sample 10")
+    wait_until_gone(int((tmp_path / "pid").read_text()))  # what the reward itself had started
 
 
 def test_a_process_that_ends_costs_one_sample(rewards: RewardProcesses) -> None:
@@ -161,12 +166,6 @@ def test_a_process_that_died_between_calls_is_replaced(rewards: RewardProcesses)
             os.kill(pid, signal.SIGKILL)
             wait_until_gone(pid)
         assert [score.error for score in rewards.score(items("4", "4"))] == [None, None]
-
-
-def test_what_a_reward_started_is_killed_with_it(rewards: RewardProcesses, tmp_path: Path) -> None:
-    (score,) = rewards.score(items("child", extra=str(tmp_path / "pid")))
-    assert "took more than" in str(score.error)
-    wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_close_leaves_nothing(reward: Reward, log: list[str]) -> None:
