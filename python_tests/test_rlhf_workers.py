@@ -71,7 +71,9 @@ def test_calls_that_are_sent_run_in_order_and_answer_when_asked(worker: WorkerGr
 
 
 def test_wrong_calls_are_refused_before_they_are_sent(worker: WorkerGroup) -> None:
-    with pytest.raises(UsageError, match=r"worker.scale takes one entry for each of the 2 ranks.*3"):
+    with pytest.raises(
+        UsageError, match=r"worker.scale takes one entry for each of the 2 ranks.*3"
+    ):
         worker.scale([1.0, 2.0, 3.0], 1.0)
     with pytest.raises(UsageError, match="not a float"):
         worker.scale(1.0, 1.0)

@@ -75,7 +75,9 @@ def test_pools_spread_over_hosts_and_meet(two_hosts: Cluster) -> None:
 def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
     with Cluster.start(schema.Cluster(placement_timeout_s=60.0), num_cpus=2) as cluster:
         start = time.monotonic()
-        with pytest.raises(PlacementError, match=r"asks for 3 ranks of 1 CPU; available are 2 of 2"):
+        with pytest.raises(
+            PlacementError, match=r"asks for 3 ranks of 1 CPU; available are 2 of 2"
+        ):
             Pool.create(cluster, "train", 3)
         with pytest.raises(PlacementError, match="actor asks for 2 .* rollout asks for 2 "):
             create_pools(cluster, {"actor": PoolSpec(2), "rollout": PoolSpec(2)})
