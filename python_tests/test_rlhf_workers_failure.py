@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.python, pytest.mark.slow]  # real kills; every test st
 
 _CPUS = 3
 _TIMEOUT_S = 2.0  # of a rank without progress
+_LIMIT_S = 15.0  # for what takes a second or two on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def worker(cluster: Cluster) -> Iterator[WorkerGroup]:
     _expect_free(cluster)
 
 
-def _until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def _until(condition: Callable[[], bool], seconds: float = _LIMIT_S) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
@@ -87,23 +88,23 @@ def _expect_gone(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "how", "words", "limit_s"),
+    ("method", "how", "words"),
     [
-        ("fail_on_1", "kill", "died", 5.0),
-        ("fail_on_1_in_engine", "exit", "died", 5.0),
-        ("fail_on_1_in_engine", "value", "raised in fail_on_1_in_engine: ValueError", 5.0),
-        ("fail_on_1", "stop", "does not answer for 2 s in fail_on_1", 10.0),
-        ("fail_on_1", "sleep", r"made no progress for 2\.\d s in fail_on_1 .at .*, in _fail", 10.0),
+        ("fail_on_1", "kill", "died"),
+        ("fail_on_1_in_engine", "exit", "died"),
+        ("fail_on_1_in_engine", "value", "raised in fail_on_1_in_engine: ValueError"),
+        ("fail_on_1", "stop", "does not answer for 2 s in fail_on_1"),
+        ("fail_on_1", "sleep", r"made no progress for 2\.\d s in fail_on_1 .at .*, in _fail"),
     ],
 )
 def test_the_rank_that_failed_is_named_and_all_are_ended(
-    cluster: Cluster, worker: WorkerGroup, method: str, how: str, words: str, limit_s: float
+    cluster: Cluster, worker: WorkerGroup, method: str, how: str, words: str
 ) -> None:
     pids, host = _pids(worker), worker.pool.hosts[1]
     start = time.monotonic()
     with pytest.raises(WorkerError, match=words) as caught:
         getattr(worker, method)(how)
-    assert time.monotonic() - start < limit_s
+    assert time.monotonic() - start < _LIMIT_S
     error = caught.value
     assert isinstance(error, TransportError)
     assert (error.role, error.pool, error.rank, error.host) == ("worker", "train", 1, host)
@@ -113,17 +114,17 @@ def test_the_rank_that_failed_is_named_and_all_are_ended(
     with pytest.raises(WorkerError) as again:
         worker.first()
     assert again.value is error
+    if how == "value":
+        _expect_line_and_trace(error)
 
 
-def test_the_line_and_the_trace_of_what_a_rank_raised(worker: WorkerGroup) -> None:
-    with pytest.raises(WorkerError) as caught:
-        worker.fail_on_1("value")
+def _expect_line_and_trace(error: WorkerError) -> None:
     scenarios = Path(rlhf_workers_scenarios.__file__)
     lines = scenarios.read_text().splitlines()
     line = next(n for n, text in enumerate(lines, 1) if "the loss is not finite" in text)
     expected = f"ValueError: the loss is not finite (at {scenarios.name}:{line}, in _fail)"
-    assert expected in str(caught.value)
-    assert "Traceback" in caught.value.__notes__[0] and "fail_on_1" in caught.value.__notes__[0]
+    assert expected in str(error)
+    assert "Traceback" in error.__notes__[0] and "fail_on_1" in error.__notes__[0]
 
 
 def test_wrong_usage_found_by_a_rank_keeps_its_words(cluster: Cluster, worker: WorkerGroup) -> None:
@@ -135,18 +136,28 @@ def test_wrong_usage_found_by_a_rank_keeps_its_words(cluster: Cluster, worker: W
     _expect_free(cluster)
 
 
-def test_a_rank_that_gets_on_may_take_longer_than_the_limit(worker: WorkerGroup) -> None:
-    assert worker.slow_but_alive(_TIMEOUT_S * 1.5) == [0, 1]
+def test_a_rank_that_gets_on_may_take_longer_than_the_limit(cluster: Cluster) -> None:
+    pool = Pool.create(cluster, "train", 1)
+    worker = pool.start_role("worker", Worker)
+    assert worker.slow_but_alive(_TIMEOUT_S * 1.5) == [0]
+    pool.close()
+    with pytest.raises(UsageError, match="pool 'train' is closed"):
+        worker.first()
+    _expect_free(cluster)
 
 
-def test_results_that_do_not_travel(worker: WorkerGroup) -> None:
-    with pytest.raises(WorkerError, match=r"raised in unpicklable: TypeError: .*generator"):
-        worker.unpicklable()
-
-
-def test_a_method_by_reference_returns_a_summary(worker: WorkerGroup) -> None:
-    with pytest.raises(WorkerError, match=r"forget_summary: TypeError: .*returned a Tensor"):
-        worker.forget_summary()
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("unpicklable", r"raised in unpicklable: TypeError: .*generator"),
+        ("forget_summary", r"raised in forget_summary: TypeError: .*returned a Tensor"),
+    ],
+)
+def test_results_that_cannot_be_sent(cluster: Cluster, method: str, words: str) -> None:
+    worker = Pool.create(cluster, "train", 1).start_role("worker", Worker)
+    with pytest.raises(WorkerError, match=words):
+        getattr(worker, method)()
+    _expect_free(cluster)
 
 
 def test_a_death_in_another_pool_ends_the_call_at_once(cluster: Cluster) -> None:
@@ -159,7 +170,7 @@ def test_a_death_in_another_pool_ends_the_call_at_once(cluster: Cluster) -> None
     start = time.monotonic()
     with pytest.raises(WorkerError, match="died") as caught:
         pending.result()
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < _LIMIT_S
     error = caught.value
     assert (error.role, error.pool, error.rank) == ("engine", "rollout", 1)
     _expect_gone(pids)
@@ -172,15 +183,6 @@ def test_a_role_that_does_not_start(cluster: Cluster) -> None:
     pool = Pool.create(cluster, "train", 1)
     with pytest.raises(WorkerError, match="raised in __init__: ValueError: no such model"):
         pool.start_role("worker", Worker, "raise in __init__")
-    _expect_free(cluster)
-
-
-def test_a_closed_pool_and_a_closed_cluster_say_so(cluster: Cluster) -> None:
-    pool = Pool.create(cluster, "train", 1)
-    worker = pool.start_role("worker", Worker)
-    pool.close()
-    with pytest.raises(UsageError, match="pool 'train' is closed"):
-        worker.first()
     _expect_free(cluster)
 
 
@@ -201,7 +203,7 @@ def test_echoes_of_a_failure_are_told_from_its_cause(error: Exception, distance:
     ("number", "to_group", "returncode"),
     [
         (signal.SIGINT, True, -signal.SIGINT),  # as a terminal does: to every process
-        (signal.SIGTERM, False, signal.SIGTERM),
+        (signal.SIGTERM, False, 128 + signal.SIGTERM),
         (signal.SIGKILL, False, -signal.SIGKILL),
     ],
 )
@@ -218,12 +220,12 @@ def test_the_end_of_the_controller_ends_everything(
         stderr=subprocess.DEVNULL,
     )
     try:
-        assert _until(lambda: (tmp_path / "pids").exists(), 60.0)
+        assert _until(lambda: (tmp_path / "pids").exists(), 120.0)
         ranks = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
         everything = _descendants(process.pid)
         assert ranks < set(everything)
         (os.killpg if to_group else os.kill)(process.pid, number)
-        assert process.wait(timeout=5.0) == returncode
+        assert process.wait(timeout=_LIMIT_S) == returncode
         _expect_gone(everything)
         assert number == signal.SIGKILL or os.listdir(folder) == []
     finally:

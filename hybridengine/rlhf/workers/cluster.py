@@ -9,12 +9,21 @@ import atexit
 import logging
 import os
 import shutil
+import signal
 import socket
+import sys
 import tempfile
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported, as the next
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Read when Ray is imported or started. Nothing is reported; GPUs stay visible to ranks that ask for
+# none; ranks are the machine's main work and no background.
+for _name, _value in (
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+    ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
+    ("RAY_worker_niceness", "0"),
+):
+    os.environ.setdefault(_name, _value)
 
 import ray
 
@@ -38,6 +47,7 @@ class Cluster:
         self.local = folder is not None
         self._ours, self._folder = ours, folder
         self._open = True
+        self._sigterm = _exit_on_sigterm()
         atexit.register(self.close)
         transfer.register()
 
@@ -99,6 +109,8 @@ class Cluster:
         finally:
             if self._ours:
                 ray.shutdown()
+            if self._sigterm is not None:
+                signal.signal(signal.SIGTERM, self._sigterm)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -107,6 +119,14 @@ class Cluster:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _exit_on_sigterm() -> Any:
+    """Makes SIGTERM an exit in good order; returns the handler from before, None off the main
+    thread, where there is none to be set."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _connect(address: str) -> None:
