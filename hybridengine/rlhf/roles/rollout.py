@@ -28,7 +28,7 @@ class RolloutRole(Role):
         rollout = config.rollout
         self._leads = context.rank % rollout.tp_size == 0  # the others repeat what it does
         model = self._build_model()
-        self._spec = spec_of(model)
+        self._spec = spec_of(model, config.actor)
         self._engine = Engine(
             model.to(context.device),
             eos_token_ids=[self.tokenizer.eos_token_id],
