@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -285,3 +287,11 @@ def test_sizes_that_make_no_sense_are_refused() -> None:
         engine(make_model(), max_model_len=1)
     with pytest.raises(UsageError, match="max_num_seqs is 0"):
         engine(make_model(), slots=0)
+
+
+def test_importing_it_imports_no_transformers() -> None:
+    code = (
+        "import sys, hybridengine.rlhf.generation, hybridengine.rlhf.generation.tensor_parallel;"
+        "sys.exit(bool({'transformers', 'accelerate'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from generation_models import EOS, PAD, make_model, model_config, prompts
+from ranks import run_threads
 
 from hybridengine import Communicator, Layout, Spec, UsageError
 from hybridengine.launch import run_local
@@ -52,7 +53,7 @@ def _logits_and_tokens(
     return results
 
 
-_TWO: list[tuple[str, dict[str, Any]]] = [
+_CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     ("Qwen2ForCausalLM", {"tie": True}),
     ("Qwen2ForCausalLM", {"kv_heads": 1}),
@@ -61,19 +62,17 @@ _TWO: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("world", "cases"),
-    [
-        (1, [("LlamaForCausalLM", {})]),
-        pytest.param(2, _TWO, marks=pytest.mark.slow),
-        pytest.param(4, [("Qwen3ForCausalLM", {})], marks=pytest.mark.slow),
-    ],
-)
-def test_ranks_together_are_the_whole_model(
-    world: int, cases: list[tuple[str, dict[str, Any]]]
-) -> None:
-    ranks = run_local(world, _logits_and_tokens, cases)
-    for number, (architecture, facts) in enumerate(cases):
+@pytest.mark.slow
+def test_two_ranks_are_the_whole_model() -> None:
+    _check(run_local(2, _logits_and_tokens, _CASES))
+
+
+def test_one_rank_is_the_whole_model() -> None:
+    _check(run_threads(1, _logits_and_tokens, _CASES, transport="loopback"))
+
+
+def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
+    for number, (architecture, facts) in enumerate(_CASES):
         whole = make_model(architecture, **facts)
         with torch.no_grad():
             expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
@@ -98,9 +97,8 @@ def _refusals(comm: Communicator) -> list[str]:
     return words
 
 
-@pytest.mark.slow
 def test_models_that_do_not_divide_are_refused_as_the_layout_does() -> None:
-    heads, vocab, intermediate, rank = run_local(2, _refusals)[0]
+    heads, vocab, intermediate, rank = run_threads(2, _refusals, transport="loopback")[0]
     assert heads.startswith("3 attention heads do not divide by tp 2")
     assert vocab.startswith("vocabulary 23 does not divide by tp 2")
     assert intermediate.startswith("intermediate size 5 does not divide by tp 2")
