@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from generation_models import EOS, PAD, make_model, model_config, prompts
+from generation_models import engine, make_model, model_config, prompts
 from ranks import run_threads
 
 from hybridengine import Communicator, Layout, Spec, UsageError
 from hybridengine.launch import run_local
-from hybridengine.rlhf.generation import Engine, SamplingParams
+from hybridengine.rlhf.generation import SamplingParams
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 pytestmark = pytest.mark.python
@@ -29,12 +29,6 @@ def _local(model: Any, layout: Layout, rank: int) -> dict[str, torch.Tensor]:
     return cut
 
 
-def _engine(model: Any, slots: int) -> Engine:
-    return Engine(
-        model, eos_token_ids=(EOS,), pad_token_id=PAD, max_model_len=32, max_num_seqs=slots
-    )
-
-
 def _logits_and_tokens(
     comm: Communicator, cases: list[tuple[str, dict[str, Any]]]
 ) -> list[tuple[torch.Tensor, list[list[int]]]]:
@@ -44,11 +38,11 @@ def _logits_and_tokens(
         whole = make_model(architecture, **facts)
         layout = Layout.tensor_parallel(comm.world).bind(Spec.from_config(whole.config))
         shard: Any = shard_model(whole.config, comm.rank, comm.world, comm)
-        engine = _engine(shard, 3)
-        engine.load_weights(_local(whole, layout, comm.rank))
+        generator = engine(shard, 3)
+        generator.load_weights(_local(whole, layout, comm.rank))
         with torch.no_grad():
             logits = shard(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        found = engine.generate(prompts(5), _PARAMS, range(5))
+        found = generator.generate(prompts(5), _PARAMS, range(5))
         results.append((logits, [generation.ids for generation in found]))
     return results
 
@@ -76,7 +70,7 @@ def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
         whole = make_model(architecture, **facts)
         with torch.no_grad():
             expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        generated = _engine(whole, 8).generate(prompts(5), _PARAMS, range(5))
+        generated = engine(whole, 8).generate(prompts(5), _PARAMS, range(5))
         for logits, tokens in (results[number] for results in ranks):
             assert torch.equal(logits, ranks[0][number][0])
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
