@@ -71,6 +71,19 @@ class Batch:
     def with_objects(self, **columns: list[Any]) -> Batch:
         return replace(self, objects={**self.objects, **columns})
 
+    def merged(self, *others: Batch) -> Batch:
+        """These rows with the columns of `others` too, which are about the same rows."""
+        merged = self
+        for other in others:
+            if not torch.equal(other.lengths, self.lengths):
+                raise UsageError(
+                    f"batches of {len(self)} and {len(other)} rows are not about the same rows: "
+                    "lengths differ. Pass columns of the same rows in the same order."
+                )
+            merged = merged.with_tokens(**other.tokens).with_rows(**other.rows)
+            merged = merged.with_objects(**other.objects)
+        return merged
+
     def keep(self, *names: str) -> Batch:
         """Only these columns; those that the batch lacks are no error."""
         return Batch(

@@ -120,7 +120,7 @@ def _from_config(facts: dict[str, Any], kind: Kind, dtype: torch.dtype) -> nn.Mo
 
 
 def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
-    directory = _directory(source)
+    directory = model_directory(source)
     options = {} if kind == "policy" else {"num_labels": 1}
     try:
         with quiet_transformers():
@@ -144,7 +144,7 @@ def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
     return loaded
 
 
-def _directory(source: str) -> Path:
+def model_directory(source: str) -> Path:
     """A directory as it is; a preset's is made on first use."""
     if Path(source).is_dir():
         return Path(source)
