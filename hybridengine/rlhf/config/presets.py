@@ -43,6 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.kl_coef": 0.001,
         "algorithm.lam": 1.0,
         "trainer.ranks": 2,
+        "cluster.cpus_per_rank": 0.5,  # so that one core is enough
         "trainer.steps": 110,
         "trainer.time_limit_s": 170.0,
     },

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 _LIVE_ROWS = 12
+_LEAST_WIDTH = 8  # of a column in lines
+_MAX_NAMED = 8
 _REFRESH_PER_SECOND = 4
 
 
@@ -49,8 +51,8 @@ class ConsoleTable:
 
     def __init__(self, steps: int | None, console: Console | None = None) -> None:
         self._console = Console() if console is None else console
+        self._columns: list[Column] = []  # known with the first step
         self._rows: list[list[str]] = []
-        self._lines = 0
         self._live: Live | None = None
         self._progress = Progress(
             TextColumn("step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -63,13 +65,21 @@ class ConsoleTable:
             self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == 0:  # an evaluation before the first step
+            facts = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            self._console.print(f"before the first step: {facts}", highlight=False)
+            return
+        if not self._columns:
+            self._columns = chosen_columns(metrics)
+            if self._live is None:
+                self._write(self._titles())
         row = [str(step)] + [
             column.form(metrics[column.metric]) if column.metric in metrics else "-"
-            for column in COLUMNS
+            for column in self._columns
         ]
         self._progress.update(self._task, completed=step)
         if self._live is None:
-            self._print_line(row)
+            self._write(row)
             return
         self._rows = [*self._rows, row][-_LIVE_ROWS:]
         self._live.update(self._view())
@@ -80,21 +90,23 @@ class ConsoleTable:
             self._live = None
 
     def _view(self) -> Group:
-        table = Table("step", *(column.title for column in COLUMNS), box=None, pad_edge=False)
+        table = Table(*self._titles(), box=None, pad_edge=False)
         for column in table.columns:
             column.justify = "right"
         for row in self._rows:
             table.add_row(*row)
         return Group(table, self._progress)
 
-    def _print_line(self, row: list[str]) -> None:
-        titles = ["step", *(column.title for column in COLUMNS)]
-        widths = [max(len(title), 8) for title in titles]
-        if self._lines == 0:
-            self._write(titles, widths)
-        self._lines += 1
-        self._write(row, widths)
+    def _titles(self) -> list[str]:
+        return ["step", *(column.title for column in self._columns)]
 
-    def _write(self, cells: list[str], widths: list[int]) -> None:
+    def _write(self, cells: list[str]) -> None:
+        widths = [max(len(title), _LEAST_WIDTH) for title in self._titles()]
         line = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         self._console.print(line, soft_wrap=True, highlight=False)
+
+
+def chosen_columns(metrics: Mapping[str, float]) -> list[Column]:
+    """Those of COLUMNS that there are numbers for; where there are none, the metrics by name."""
+    known = [column for column in COLUMNS if column.metric in metrics]
+    return known or [Column(name, name, "{:.4g}".format) for name in list(metrics)[:_MAX_NAMED]]

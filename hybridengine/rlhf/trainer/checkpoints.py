@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hybridengine._core import UsageError
 from hybridengine.rlhf.trainer.placement import Roles
 
 _STATE = "controller.json"
@@ -40,15 +39,8 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def restore(self) -> dict[str, Any]:
-        """Loads the newest into the roles and returns its state. Throws UsageError if there is
-        none."""
-        complete = self._complete()
-        if not complete:
-            raise UsageError(
-                f"run.resume=true, but {self._folder} has no complete checkpoint. Set run.name to "
-                "a run that saved one (trainer.save_interval), or leave run.resume out."
-            )
-        newest = complete[-1]
+        """Loads the newest, which there must be, into the roles and returns its state."""
+        newest = self._complete()[-1]
         self._roles.actor.restore(str(newest / "actor"))
         if self._roles.critic is not None:
             self._roles.critic.restore(str(newest / "critic"))

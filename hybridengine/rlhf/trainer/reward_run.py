@@ -21,10 +21,10 @@ from hybridengine.rlhf.data import (
     read_pairs,
 )
 from hybridengine.rlhf.logging import open_sinks
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.trainer.checks import checked_tokenizer
 from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.placement import TRAIN, gpus_per_rank
-from hybridengine.rlhf.trainer.run import num_cpus, open_folder, with_steps
+from hybridengine.rlhf.trainer.run import open_folder, with_steps
 from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
 
 
@@ -39,7 +39,7 @@ def train_reward(config: Config) -> int:
     began = time.monotonic()
     console = Console()
     encoder = PromptEncoder(
-        open_tokenizer(config),
+        checked_tokenizer(config),
         config.data.max_prompt_length,
         apply_chat_template=config.data.apply_chat_template,
         overlong=config.data.overlong_prompts,
@@ -56,7 +56,7 @@ def train_reward(config: Config) -> int:
         soft_wrap=True,
         highlight=False,
     )
-    with Cluster.start(config.cluster, num_cpus=num_cpus(config)) as cluster:
+    with Cluster.start(config.cluster) as cluster:
         group = _start(cluster, config)
         history = _fit(config, group, pairs, folder, began)
         summary = _evaluated(group, held_out, size) if held_out else _last(history)

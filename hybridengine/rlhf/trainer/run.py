@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import time
 from pathlib import Path
@@ -16,9 +15,9 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.config.loading import save_config
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import open_sinks
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.checks import check_resumable, checked_tokenizer
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
@@ -38,7 +37,7 @@ def train(config: Config) -> int:
     """
     began = time.monotonic()
     console = Console()
-    tokenizer = open_tokenizer(config)
+    tokenizer = checked_tokenizer(config)
     source: Prompts | Offline = (
         Offline(config, tokenizer) if config.data.mode == "offline" else Prompts(config, tokenizer)
     )
@@ -46,7 +45,7 @@ def train(config: Config) -> int:
     folder = open_folder(config)
     save_config(config, folder / "config.yaml")
     _announce(console, config, source, folder)
-    with Cluster.start(config.cluster, num_cpus=num_cpus(config)) as cluster:
+    with Cluster.start(config.cluster) as cluster:
         roles = start_roles(cluster, config)
         return _train(config, roles, source, folder, console, began)
 
@@ -132,22 +131,13 @@ def with_steps(config: Config, steps_per_epoch: int) -> Config:
     return dataclasses.replace(config, trainer=trainer)
 
 
-def num_cpus(config: Config) -> int:
-    """How many CPUs a local Ray hands out: enough for every rank, so that a small machine can run
-    several; they share its cores."""
-    import os
-
-    trainer = config.trainer
-    ranks = trainer.ranks + trainer.rollout_ranks + trainer.aux_ranks
-    return max(os.cpu_count() or 1, math.ceil(ranks * config.cluster.cpus_per_rank))
-
-
 def open_folder(config: Config) -> Path:
     """The run's folder, new unless it resumes. Throws UsageError if a run of that name is there."""
     name = config.run.name
     if name is None:
         name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.run.dir) / name
+    check_resumable(config, folder)
     if folder.exists() and any(folder.iterdir()) and not config.run.resume:
         if config.run.name is not None and not (folder / "config.yaml").exists():
             raise UsageError(

@@ -1,0 +1,58 @@
+"""checks: what only files and libraries can tell, before any process starts.
+
+What the config itself can tell was checked when it was read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.training.models import model_directory
+
+
+def checked_tokenizer(config: Config) -> Any:
+    """The tokenizer of the config. Throws UsageError where it or a model's config does not load, or
+    where it makes tokens that the model has no row for."""
+    tokenizer = open_tokenizer(config)
+    model = _hf_config(config.model.path, config.model.config, "model")
+    vocabulary = getattr(model, "vocab_size", None)
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise UsageError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model rows for {vocabulary}. Set "
+            "model.tokenizer to the one that belongs to the model."
+        )
+    for name in ("critic", "reference", "reward_model"):
+        path = getattr(config, name).path
+        if path is not None:
+            _hf_config(path, {}, name)
+    return tokenizer
+
+
+def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
+    from transformers import AutoConfig
+
+    where = f"{section}.path={path}" if path is not None else f"{section}.config"
+    try:
+        if path is not None:
+            return AutoConfig.from_pretrained(model_directory(path), local_files_only=True)
+        rest = {name: value for name, value in facts.items() if name != "model_type"}
+        return AutoConfig.for_model(facts.get("model_type"), **rest)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise UsageError(
+            f"{where} is no model that transformers knows: {reason}. Give a directory with "
+            "config.json and weights, or a model_type and its keys."
+        ) from None
+
+
+def check_resumable(config: Config, folder: Path) -> None:
+    """Throws UsageError where a run is to go on that saved nothing."""
+    if config.run.resume and not any(folder.glob("checkpoints/step_*/controller.json")):
+        raise UsageError(
+            f"run.resume=true, but {folder}/checkpoints has no complete checkpoint. Set run.name "
+            "to a run that saved one (trainer.save_interval), or leave run.resume out."
+        )

@@ -1,0 +1,152 @@
+"""What `hybridengine train` does when something goes wrong: exit code, words, nothing left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_rlhf_train import _SMALL
+
+pytestmark = [pytest.mark.python, pytest.mark.slow]
+
+_STARTS_WITHIN_S = 120.0
+_ENDS_WITHIN_S = 30.0
+
+
+def _command(folder: Path, *overrides: str) -> list[str]:
+    arguments = [*_SMALL, "trainer.ranks=2", f"run.dir={folder}", "run.name=run", *overrides]
+    return [sys.executable, "-m", "hybridengine", "train", *arguments]
+
+
+def _ended(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(folder, *overrides),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_STARTS_WITHIN_S,
+        check=False,
+    )
+
+
+def _interrupted(
+    folder: Path, interrupt: Callable[[subprocess.Popen[str]], object]
+) -> tuple[int, str, list[int]]:
+    """Exit code and stderr of a long run that `interrupt` was done to after its first step, and the
+    processes of it that are left."""
+    process = subprocess.Popen(
+        _command(folder, "trainer.steps=100000"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        metrics = folder / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + _STARTS_WITHIN_S
+        while not (metrics.exists() and '"step": 1,' in metrics.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        family = _descendants(process.pid)
+        assert len(family) > 2
+        interrupt(process)
+        _, errors = process.communicate(timeout=_ENDS_WITHIN_S)
+    finally:
+        process.kill()
+    return process.returncode, errors, _alive(family, within_s=_ENDS_WITHIN_S)
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if fields[0] != "Z":
+            found[int(path.parent.name)] = int(fields[1])
+    return found
+
+
+def _descendants(root: int) -> list[int]:
+    parents, found = _parents(), [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def _alive(pids: list[int], within_s: float) -> list[int]:
+    deadline = time.monotonic() + within_s
+    while left := [pid for pid in pids if pid in _parents()]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+    return []
+
+
+def _kill_a_rank(process: subprocess.Popen[str]) -> None:
+    ranks = [
+        pid
+        for pid in _descendants(process.pid)
+        if b"RankProcess" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(ranks) == 2
+    os.kill(max(ranks), signal.SIGKILL)
+
+
+def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
+    code, errors, left = _interrupted(tmp_path, _kill_a_rank)
+    assert code == 3, errors
+    last = [line for line in errors.splitlines() if line.startswith("error: ")][-1]
+    assert "pool 'train'" in last and "died" in last and "host" in last
+    assert left == []
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    code, errors, left = _interrupted(tmp_path, lambda p: os.kill(p.pid, signal.SIGINT))
+    assert code == 130, errors
+    assert left == []
+
+
+def test_a_reward_that_raises_ends_the_run_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    raise ValueError('no such unit')\n"
+    )
+    mine = ["reward.functions=[]", "reward.options={}", f"reward.function={tmp_path}/mine.py:score"]
+    ended = _ended(tmp_path, *mine, "reward.on_error=raise")
+    assert ended.returncode in (2, 3)
+    last = [line for line in ended.stderr.splitlines() if line.startswith("error: ")][-1]
+    assert "no such unit" in last and "sample" in last
+    go_on = _ended(tmp_path, *mine, "trainer.steps=1", "trainer.eval_before=false")
+    assert go_on.returncode == 0, go_on.stderr
+    assert "no such unit" in go_on.stderr
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["reward/mean"] == 0 and row["reward/errors"] == 20
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.gym.name=null", "data.train_files=[absent.parquet]"], "absent.parquet"),
+        (["data.max_prompt_length=2"], "too long"),
+        (["model.config={model_type: qwen7}"], "qwen7"),
+        (["model.config={}", "model.path=/nowhere"], "/nowhere"),
+        (["trainer.ranks=500"], "500 ranks"),
+        (["actor.lr=fast"], "actor.lr is 'fast'"),
+        (["reward.functions=[exct_match]"], "exact_match"),
+        (["run.resume=true"], "no complete checkpoint"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(tmp_path: Path, overrides: list[str], words: str) -> None:
+    ended = _ended(tmp_path, *overrides)
+    assert ended.returncode == 2, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and words in lines[0], ended.stderr
+    assert "Traceback" not in ended.stderr
