@@ -1,0 +1,58 @@
+"""Ranks as Ray actors: a cluster, pools of ranks, roles in them, and groups that call the roles.
+
+    with Cluster.start(config.cluster) as cluster:
+        pool = Pool.create(cluster, "train", 2)
+        actor = pool.start_role("actor", ActorRole, config)
+        losses = actor.update(shards)  # a list, by rank
+
+Knows nothing of what roles compute. Importing this package does not import Ray; `Cluster`, `Pool`
+and what starts them do.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from hybridengine.rlhf.workers.reference import Pick, Reference
+from hybridengine.rlhf.workers.role import RankContext, Role, dispatch
+
+if TYPE_CHECKING:
+    from hybridengine.rlhf.workers.cluster import Cluster
+    from hybridengine.rlhf.workers.failure import WorkerError
+    from hybridengine.rlhf.workers.group import Pending, WorkerGroup
+    from hybridengine.rlhf.workers.placement import PlacementError, PoolSpec
+    from hybridengine.rlhf.workers.pool import Pool, create_pools
+
+__all__ = [
+    "Cluster",
+    "Pending",
+    "Pick",
+    "PlacementError",
+    "Pool",
+    "PoolSpec",
+    "RankContext",
+    "Reference",
+    "Role",
+    "WorkerError",
+    "WorkerGroup",
+    "create_pools",
+    "dispatch",
+]
+
+_LAZY = {  # what needs Ray
+    "Cluster": "cluster",
+    "Pending": "group",
+    "PlacementError": "placement",
+    "Pool": "pool",
+    "PoolSpec": "placement",
+    "WorkerError": "failure",
+    "WorkerGroup": "group",
+    "create_pools": "pool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return globals()[name]

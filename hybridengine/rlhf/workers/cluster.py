@@ -1,0 +1,164 @@
+"""cluster: the Ray that ranks run on, started here or found at an address.
+
+It knows the pools that run on it: when a rank of one fails, all of all are ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+# Read when Ray is imported or started. Nothing is reported; GPUs stay visible to ranks that ask for
+# none; ranks are the machine's main work and no background.
+for _name, _value in (
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+    ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
+    ("RAY_worker_niceness", "0"),
+):
+    os.environ.setdefault(_name, _value)
+
+import ray
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config import schema
+from hybridengine.rlhf.workers import transfer
+from hybridengine.rlhf.workers.reference import Reference
+
+if TYPE_CHECKING:
+    from hybridengine.rlhf.workers.pool import Pool
+
+_CONNECT_S = 5.0
+
+
+class Cluster:
+    """Made by start(). A context manager: leaving it ends what was started."""
+
+    def __init__(self, config: schema.Cluster, *, ours: bool, folder: str | None) -> None:
+        self.config = config
+        self.pools: list[Pool] = []
+        self.local = folder is not None
+        self._ours, self._folder = ours, folder
+        self._open = True
+        self._sigterm = _exit_on_sigterm()
+        atexit.register(self.close)
+        transfer.register()
+
+    @staticmethod
+    def start(config: schema.Cluster, num_cpus: int | None = None) -> Cluster:
+        """A local Ray (config.address is None), or one that runs already.
+
+        `num_cpus`: how many CPUs a local one hands out; None: those of the machine. Where this
+        process uses Ray already, that one is taken, and outlives close(). Blocks for some 3 s.
+        Throws UsageError where no cluster answers at the address.
+        """
+        if ray.is_initialized():
+            return Cluster(config, ours=False, folder=None)
+        if config.address is not None:
+            _connect(config.address)
+            return Cluster(config, ours=True, folder=None)
+        # A folder of its own, so that close() can remove all of it.
+        folder = tempfile.mkdtemp(prefix="he-ray.")
+        try:
+            _init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Cluster(config, ours=True, folder=folder)
+
+    def available(self) -> dict[str, float]:
+        """Free CPUs, GPUs and other resources by name. Ray's count is behind by up to a second."""
+        return dict(ray.available_resources())  # type: ignore[no-untyped-call]
+
+    def put(self, value: Any, summary: Any = None) -> Reference:
+        """`value` in the object store, once for all ranks that it will be passed to."""
+        return Reference(ray.put(value), summary)
+
+    def check(self) -> None:
+        """Throws UsageError once it is closed."""
+        if not self._open:
+            raise UsageError("the cluster is closed. Start another one.")
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Ends all pools and raises `error`; every later call on them raises it too. New pools can
+        be made."""
+        for pool in list(self.pools):
+            pool.close(error)
+        raise error
+
+    def stop_pools(self) -> None:
+        """Kills all ranks of all pools and gives back their places."""
+        for pool in list(self.pools):
+            pool.close()
+
+    def close(self) -> None:
+        """Ends the pools, then what start() started. Nothing is left behind."""
+        if not self._open:
+            return
+        self._open = False
+        atexit.unregister(self.close)
+        try:
+            self.stop_pools()
+        finally:
+            if self._ours:
+                ray.shutdown()
+            if self._sigterm is not None:
+                signal.signal(signal.SIGTERM, self._sigterm)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _exit_on_sigterm() -> Any:
+    """Makes SIGTERM an exit in good order; returns the handler from before, None off the main
+    thread, where there is none to be set."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _connect(address: str) -> None:
+    if address != "auto":
+        _check_listens(address)
+    try:
+        _init(address=address)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _check_listens(address: str) -> None:
+    """Throws UsageError unless something listens there: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(
+            f"cluster.address={address!r} is no address. Use host:port as `ray start --head` "
+            f"shows it, auto for the cluster of this host, or null for a new local one."
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> UsageError:
+    why = str(error).strip().split("\n")[0].rstrip(".")
+    return UsageError(
+        f"cluster.address={address!r}: no Ray cluster answers ({why}). Start one with "
+        f"`ray start --head`, or leave the address out for a new local one."
+    )
+
+
+def _init(**options: Any) -> None:
+    ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)

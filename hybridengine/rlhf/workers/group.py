@@ -1,0 +1,117 @@
+"""group: a role on all ranks of a pool, as the controller calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.workers.reference import Reference
+from hybridengine.rlhf.workers.role import Dispatch, Role, dispatched_methods
+from hybridengine.rlhf.workers.waiting import Call, wait_for
+
+if TYPE_CHECKING:
+    from hybridengine.rlhf.workers.pool import Pool
+
+
+class Pending:
+    """A call that was sent to all ranks."""
+
+    def __init__(self, call: Call, dispatch: Dispatch, values: list[Any]) -> None:
+        self._call, self._dispatch, self._values = call, dispatch, values
+        self._results: list[Any] | None = None
+
+    @property
+    def refs(self) -> list[Any]:
+        """Ray's references to the ranks' answers, for ray.wait."""
+        return list(self._call.refs)
+
+    def result(self) -> Any:
+        """What the call gives back, as `dispatch(collect=...)` says. Blocks until every rank has
+        returned, also where the result of one is asked for. Throws UsageError that a rank raised,
+        WorkerError on any other failure of any rank of the cluster; all pools are ended then."""
+        if self._results is None:
+            self._results = wait_for(self._call)
+            if self._dispatch.returns == "reference":
+                self._results = [
+                    Reference(value, summary, rank)
+                    for rank, (value, summary) in enumerate(
+                        zip(self._values, self._results, strict=True)
+                    )
+                ]
+        return _collected(self._results, self._dispatch.collect)
+
+
+@dataclass(frozen=True)
+class GroupMethod:
+    """A method of a group: called, it blocks; `remote` returns at once."""
+
+    pool: Pool
+    role: str
+    name: str
+    dispatch: Dispatch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.remote(*args, **kwargs).result()
+
+    def remote(self, *args: Any, **kwargs: Any) -> Pending:
+        """Methods of one pool run in the order in which they were sent."""
+        self.pool.check()
+        by_reference = self.dispatch.returns == "reference"
+        sent = [
+            process.call_by_reference.options(num_returns=2).remote(
+                self.role, self.name, each, kwargs
+            )
+            if by_reference
+            else process.call.remote(self.role, self.name, each, kwargs)
+            for process, each in zip(self.pool.processes, self._arguments(args), strict=True)
+        ]
+        answers = [each[1] for each in sent] if by_reference else sent
+        values = [each[0] for each in sent] if by_reference else []
+        limit_s = self.pool.cluster.config.timeout_s
+        call = Call(self.pool, self.role, self.name, answers, limit_s)
+        return Pending(call, self.dispatch, values)
+
+    def _arguments(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The arguments of each rank."""
+        world = self.pool.num_ranks
+        if self.dispatch.mode == "one_to_all":
+            return [args] * world
+        parts = args[0] if args else None
+        if not isinstance(parts, (list, tuple)) or len(parts) != world:
+            has = len(parts) if isinstance(parts, (list, tuple)) else f"a {type(parts).__name__}"
+            raise UsageError(
+                f"{self.role}.{self.name} takes one entry for each of the {world} ranks of pool "
+                f"{self.pool.name!r}, not {has}. Pass a list by rank as the first argument."
+            )
+        return [(part, *args[1:]) for part in parts]
+
+
+class WorkerGroup:
+    """A role on all ranks of a pool. It has the role's decorated methods: `group.update(shards)`
+    blocks and returns what they collect, `group.update.remote(shards)` returns a Pending."""
+
+    def __init__(self, pool: Pool, name: str, role: type[Role]) -> None:
+        self.pool, self.name = pool, name
+        self._methods = {
+            method: GroupMethod(pool, name, method, dispatch)
+            for method, dispatch in dispatched_methods(role).items()
+        }
+
+    def __getattr__(self, name: str) -> GroupMethod:
+        methods = self.__dict__.get("_methods", {})
+        if name not in methods:
+            raise AttributeError(
+                f"role {self.__dict__.get('name')!r} has no dispatched method {name!r}: it has "
+                f"{', '.join(sorted(methods))}."
+            )
+        method: GroupMethod = methods[name]
+        return method
+
+
+def _collected(results: list[Any], collect: str) -> Any:
+    if collect == "first":
+        return results[0]
+    if collect == "last":
+        return results[-1]
+    return results if collect == "all" else None

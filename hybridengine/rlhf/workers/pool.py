@@ -1,0 +1,154 @@
+"""pool: ranks that form one torch.distributed world, each a process, and the roles that they hold.
+
+Ranks find each other through a store on rank 0's host. The secret by which they know each other
+travels in the arguments of the actors, never through the store.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.workers import placement
+from hybridengine.rlhf.workers.cluster import Cluster
+from hybridengine.rlhf.workers.group import WorkerGroup
+from hybridengine.rlhf.workers.placement import PoolSpec
+from hybridengine.rlhf.workers.rank import WATCH, RankProcess
+from hybridengine.rlhf.workers.role import Role
+from hybridengine.rlhf.workers.waiting import Call, wait_for
+
+# Every rank computes on one thread unless its pool's env says otherwise: threads of several ranks
+# that spin for work starve each other. Nothing is looked up on the network while ranks start.
+_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+# Ranks that start import torch, roles load models: they are given no less than this.
+_START_S = 120.0
+
+
+class Pool:
+    """Made by create() or create_pools()."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, spec: PoolSpec, place: PlacementGroup | None
+    ) -> None:
+        """Starts the processes; they are usable once they have met."""
+        self.cluster, self.name, self.num_ranks = cluster, name, spec.num_ranks
+        self.hosts = ["not known yet"] * spec.num_ranks
+        self.roles: list[str] = []
+        self._place = place
+        self._failure: Exception | None = None
+        env = {**_ENV, "HYBRIDENGINE_TOKEN": secrets.token_hex(16), **spec.env}
+        actor = ray.remote(concurrency_groups=WATCH)(RankProcess)  # type: ignore[call-overload]
+        self.processes = [
+            actor.options(
+                num_cpus=spec.cpus_per_rank,
+                num_gpus=spec.gpus_per_rank,
+                **({} if place is None else _in_bundle(place, rank)),
+            ).remote(name, rank, spec.num_ranks, env)
+            for rank in range(spec.num_ranks)
+        ]
+        self._prepared = self._submit("prepare")  # every pool's ranks import torch at the same time
+        self.ends = [self.watch(rank, "end") for rank in range(spec.num_ranks)]
+        cluster.pools.append(self)
+
+    @staticmethod
+    def create(
+        cluster: Cluster,
+        name: str,
+        num_ranks: int,
+        *,
+        cpus_per_rank: float | None = None,
+        gpus_per_rank: float = 0.0,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Pool:
+        """One pool; see create_pools. `cpus_per_rank` and `timeout_s` (of the placement) are those
+        of the cluster's config unless given."""
+        cpus = cluster.config.cpus_per_rank if cpus_per_rank is None else cpus_per_rank
+        spec = PoolSpec(num_ranks, cpus, gpus_per_rank, env={} if env is None else env)
+        return create_pools(cluster, {name: spec}, timeout_s=timeout_s)[name]
+
+    def start_role(self, name: str, role: type[Role], config: Any = None) -> WorkerGroup:
+        """Makes `role(context, config)` on every rank, under a name not in use. Blocks until all
+        have. The class must be importable on the ranks, or picklable."""
+        self.check()
+        if name in self.roles:
+            raise UsageError(
+                f"pool {self.name!r} holds a role {name!r} already. Give it another name."
+            )
+        self.roles.append(name)
+        self._wait(name, "__init__", self._submit("start_role", name, role, config))
+        return WorkerGroup(self, name, role)
+
+    def watch(self, rank: int, method: str) -> Any:
+        """A method that is answered while another one runs."""
+        return getattr(self.processes[rank], method).options(concurrency_group="watch").remote()
+
+    def meet(self) -> None:
+        """The ranks find each other. Blocks, and throws what a rank raised."""
+        places = self._wait("", "prepare", self._prepared)
+        self.hosts = [host for host, _ in places]
+        self._wait("", "join", self._submit("join", *places[0]))
+
+    def check(self) -> None:
+        """Throws what ended the pool, or UsageError where it was closed."""
+        if self._failure is not None:
+            raise self._failure
+        if self not in self.cluster.pools:
+            raise UsageError(f"pool {self.name!r} is closed. Create another one.")
+
+    def close(self, failure: Exception | None = None) -> None:
+        """Kills the ranks and gives back their places. `failure`: what later calls raise."""
+        if self not in self.cluster.pools:
+            return
+        self.cluster.pools.remove(self)
+        self._failure = failure
+        for process in self.processes:
+            ray.kill(process)
+        placement.release({self.name: self._place})
+
+    def _submit(self, method: str, *args: Any) -> list[Any]:
+        """`method` of RankProcess on every rank, with the same arguments: Ray's refs, by rank."""
+        return [getattr(process, method).remote(*args) for process in self.processes]
+
+    def _wait(self, role: str, method: str, refs: list[Any]) -> list[Any]:
+        limit_s = max(self.cluster.config.timeout_s, _START_S)
+        return wait_for(Call(self, role, method, refs, limit_s))
+
+
+def create_pools(
+    cluster: Cluster, specs: Mapping[str, PoolSpec], *, timeout_s: float | None = None
+) -> dict[str, Pool]:
+    """All of the pools or none, by name, started at the same time.
+
+    Blocks until all ranks have their places, at most `timeout_s` (config: placement_timeout_s), and
+    their ranks have met. Throws PlacementError, after which nothing stays reserved; WorkerError
+    where a rank did not start.
+    """
+    cluster.check()
+    for name, spec in specs.items():
+        if spec.num_ranks < 1:
+            raise UsageError(f"pool {name!r} has {spec.num_ranks} ranks. Use 1 or more.")
+    if cluster.local:
+        placement.check_total(specs)
+    limit_s = cluster.config.placement_timeout_s if timeout_s is None else timeout_s
+    places = placement.reserve(specs, limit_s)
+    pools = {name: Pool(cluster, name, spec, places[name]) for name, spec in specs.items()}
+    for pool in pools.values():
+        pool.meet()
+    return pools
+
+
+def _in_bundle(place: PlacementGroup, rank: int) -> dict[str, Any]:
+    strategy = PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank)
+    return {"scheduling_strategy": strategy}
