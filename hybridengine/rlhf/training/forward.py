@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from hybridengine.rlhf.training.packing import PackedRows
 
 # Logits computed at a time: 256 MiB of them in float32, with a few copies in the entropy.
 CHUNK_ELEMS = 1 << 26
+
+# What is wanted of the entropy: none (zeros), its value, or its gradient too.
+Spread = Literal["none", "value", "gradient"]
 
 
 def add_forward_method(module: nn.Module) -> None:
@@ -58,17 +61,14 @@ def hidden_states(module: Any, batch: Batch, packed: bool) -> torch.Tensor:
 
 
 def policy_outputs(
-    module: nn.Module, batch: Batch, packed: bool, temperature: float, entropy_gradient: bool
+    module: nn.Module, batch: Batch, packed: bool, temperature: float, spread: Spread
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropy [N] after temperature, 0 where the mask is false; float32 or wider.
-
-    `entropy_gradient=False`: the entropy is there, but has no gradient.
-    """
+    """Log-probs and entropy [N] after temperature, 0 where the mask is false; float32 or wider."""
     hidden = hidden_states(module, batch, packed)
     wanted = _trainable(batch)
     targets = batch.tokens["ids"][wanted].to(hidden.device)
     wanted = wanted.to(hidden.device)
-    parts = _in_chunks(module, hidden[wanted - 1], targets, temperature, entropy_gradient)
+    parts = _in_chunks(module, hidden[wanted - 1], targets, temperature, spread)
     whole = [part.new_zeros(len(hidden)).index_copy(0, wanted, part) for part in parts]
     return whole[0], whole[1]
 
@@ -100,16 +100,16 @@ def _in_chunks(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
-    entropy_gradient: bool,
+    spread: Spread,
 ) -> list[torch.Tensor]:
     """Log-probs and entropy [K] for hidden [K, hidden] and targets [K]."""
     vocabulary: int = module.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
     size = max(1, CHUNK_ELEMS // vocabulary)
     if len(hidden) <= size:
-        return list(_chunk(module, hidden, targets, temperature, entropy_gradient))
+        return list(_chunk(module, hidden, targets, temperature, spread))
     chunks = [
         checkpoint(  # logits are computed again in the backward pass
-            _chunk, module, *piece, temperature, entropy_gradient, use_reentrant=False
+            _chunk, module, *piece, temperature, spread, use_reentrant=False
         )
         for piece in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
     ]
@@ -121,11 +121,13 @@ def _chunk(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
-    entropy_gradient: bool,
+    spread: Spread,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = widen(_logits(module, hidden))
     log_probs = token_log_probs(logits, targets, temperature=temperature)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+    if spread == "none":
+        return log_probs, torch.zeros_like(log_probs)
+    with torch.set_grad_enabled(spread == "gradient" and torch.is_grad_enabled()):
         return log_probs, entropy(logits, temperature=temperature)
 
 

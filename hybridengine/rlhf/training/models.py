@@ -7,6 +7,8 @@ forward pass.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,16 +55,34 @@ def build_model(
     return module.eval()
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Inside, transformers draws no progress bars and reports no missing heads."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def weight_dtype(sharding: Sharding) -> torch.dtype:
     """In which type weights are held and stepped: float64 if all is, else float32."""
     return torch.float64 if sharding.dtype == "float64" else torch.float32
 
 
-def strategy_of(sharding: Sharding, num_weights: int, role: str) -> str:
-    """The strategy that trains a model of so many weights: "fsdp2". `role` names the section.
+def strategy_of(sharding: Sharding, num_weights: int) -> str:
+    """The strategy that trains a model of so many weights: "fsdp2".
 
     Throws UsageError where it would be megatron, chosen or by size.
     """
+    role = type(sharding).__name__.lower()  # actor or critic, the section of the config
     large = num_weights >= MEGATRON_WEIGHTS
     if sharding.strategy == "megatron" or (sharding.strategy == "auto" and large):
         raise UsageError(
@@ -103,9 +123,10 @@ def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
     directory = model_directory(source)
     options = {} if kind == "policy" else {"num_labels": 1}
     try:
-        module, found = _auto_class(kind).from_pretrained(
-            directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options
-        )
+        with quiet_transformers():
+            module, found = _auto_class(kind).from_pretrained(
+                directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            )
     except Exception as error:  # whatever a damaged file makes a parser raise
         raise UsageError(
             f"{str(directory)!r} does not load as a {kind} model: {_line(error)}. Give the "

@@ -23,15 +23,17 @@ from torch.utils.checkpoint import checkpoint
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.roles import Sharding
-from hybridengine.rlhf.training.models import weight_dtype
+from hybridengine.rlhf.training.models import strategy_of, weight_dtype
 
 
 def shard(module: nn.Module, sharding: Sharding, mesh: DeviceMesh) -> nn.Module:
     """Shards `module` in place over the one-dim `mesh`, on its device, and returns it. Collective.
 
     All ranks pass the same weights. Those that step keep their type, activations have that of
-    `sharding.dtype`, gradients are reduced in float32 or more. Adapters are added before.
+    `sharding.dtype`, gradients are reduced in float32 or more. Adapters are added before. Throws
+    UsageError on a model that FSDP2 does not train, see strategy_of.
     """
+    strategy_of(sharding, sum(parameter.numel() for parameter in module.parameters()))
     layers = decoder_layers(module)
     for layer in layers:
         _wrap_forward(layer, sharding)

@@ -18,6 +18,7 @@ from torch import nn
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.training.lora import merged_tensors
+from hybridengine.rlhf.training.models import quiet_transformers
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 
 _COUNTS = "counts"  # updates and skipped of the optimizer
@@ -69,7 +70,8 @@ def export_hf(module: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None
 
     def write(directory: Path) -> None:
         if writes:
-            module.save_pretrained(directory, state_dict=whole)
+            with quiet_transformers():
+                module.save_pretrained(directory, state_dict=whole)
             if tokenizer is not None:
                 tokenizer.save_pretrained(directory)
 

@@ -54,7 +54,7 @@ class Sums:
 
     def add(self, **sums: torch.Tensor | float) -> None:
         for name, value in sums.items():
-            wide = torch.as_tensor(value).detach().double().cpu()
+            wide = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
             self._sums[name] = self._sums.get(name, torch.zeros_like(wide)) + wide
 
     def over_ranks(self, names: Sequence[str], all_reduce: AllReduce | None) -> dict[str, float]:

@@ -40,7 +40,7 @@ class SupervisedUpdate:
         return self._stepper.run(batch.keep("ids", "mask", "mini_batch"), 1, self._loss_of)
 
     def _loss_of(self, micro: Batch, counts: Counts) -> torch.Tensor:
-        log_probs = micro.pad(self._passes.log_probs_and_entropy(micro)[0])
+        log_probs = micro.pad(self._passes.log_probs_of(micro))
         mask = micro.padded("mask").to(log_probs.device)
         return self._aggregate(-log_probs, mask, counts)
 
