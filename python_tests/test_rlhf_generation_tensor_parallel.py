@@ -38,7 +38,8 @@ def _logits_and_tokens(
         whole = make_model(architecture, **facts)
         layout = Layout.tensor_parallel(comm.world).bind(Spec.from_config(whole.config))
         shard: Any = shard_model(whole.config, comm.rank, comm.world, comm)
-        generator = engine(shard, 3)
+        assert Spec.from_config(shard.config) == layout.spec
+        generator = engine(shard, 3, cache_bytes=1 << 20)
         generator.load_weights(_local(whole, layout, comm.rank))
         with torch.no_grad():
             logits = shard(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits

@@ -26,6 +26,10 @@ class SlotCache(Cache):
         self._places = torch.empty(0, dtype=torch.int64)
         self._batch = self._length = 0
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in (*self._keys, *self._values) if each is not None)
+
     def enter(self, rows: torch.Tensor, sources: torch.Tensor) -> None:
         """The next forward pass runs whole prompts: its sequence sources[i] goes to slot rows[i]
         (both int64, on the model's device). Its layers see what they computed themselves."""

@@ -39,6 +39,7 @@ class Decoder:
         self._kinds = attention.layer_kinds(self._config)
         self._own_attention = _uses_own_attention(model)
         self._cache: SlotCache | None = None
+        self._position_bytes: int | None = None
 
     @property
     def vocab(self) -> int:
@@ -151,13 +152,16 @@ class Decoder:
         return torch.empty(0, dtype=self._model.dtype, device=self._device)
 
     def _bytes(self, capacity: int) -> int:
-        """Of one slot."""
-        config = self._config
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        position = 2 * kv_heads * head_dim * self._model.dtype.itemsize
-        return int(len(self._kinds) * position * capacity)
+        """Of one slot. What a position takes is seen in a pass over one token, the first time."""
+        if self._position_bytes is None:
+            from hybridengine.rlhf.generation.cache import SlotCache
+
+            self._cache = SlotCache(len(self._kinds), 1, 1)
+            with self.running():
+                self._enter([(self._pad,)], [[0]])
+            self._position_bytes = self._cache.num_bytes
+            self._cache = None
+        return self._position_bytes * capacity
 
     def _tensor(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

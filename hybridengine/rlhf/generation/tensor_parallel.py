@@ -20,14 +20,16 @@ from hybridengine.layout import Layout
 from hybridengine.spec import Spec
 
 _ROWS = ("o_proj", "down_proj")  # cut by input features: what they give is a partial sum
+_CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
 
 def shard_model(config: Any, rank: int, size: int, comm: Communicator) -> torch.nn.Module:
     """The part of rank `rank` of `size` of the model of a transformers `config`, without weights.
 
     Its parameters take no memory and no gradient: give them tensors with load_weights() before it
-    runs. All ranks of `comm`, which are the tensor-parallel ones in order, must call it with the
-    same inputs; all get the same logits [B, T, V] of the whole vocabulary, to the bit.
+    runs. Its config is that of the whole model. All ranks of `comm`, which are the tensor-parallel
+    ones in order, must call it with the same inputs; all get the same logits [B, T, V] of the whole
+    vocabulary, to the bit.
 
     Throws UsageError where the model cannot be cut so, with the sizes that it can, or has no
     mapping.
@@ -43,7 +45,9 @@ def shard_model(config: Any, rank: int, size: int, comm: Communicator) -> torch.
         _join_ranks(model, config.vocab_size // size, comm)
     model.tie_weights()
     _check(model, layout.locals(rank))
-    model.config.vocab_size = config.vocab_size
+    for name in (*_CUT, "pad_token_id"):
+        # Its layers took their sizes when they were built; whoever reads it means the whole model.
+        setattr(model.config, name, getattr(config, name))
     module: torch.nn.Module = model.eval()
     return module
 
@@ -53,11 +57,9 @@ def _local_config(config: Any, size: int) -> Any:
     local = copy.deepcopy(config)
     heads = config.num_attention_heads
     local.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    local.num_attention_heads = heads // size
-    # Where ranks are more than kv heads, several hold the same one.
-    local.num_key_value_heads = max(1, config.num_key_value_heads // size)
-    local.intermediate_size = config.intermediate_size // size
-    local.vocab_size = config.vocab_size // size
+    for name in _CUT:
+        # Where ranks are more than kv heads, several hold the same one.
+        setattr(local, name, max(1, getattr(config, name) // size))
     return local
 
 
