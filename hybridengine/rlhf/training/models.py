@@ -17,7 +17,7 @@ from torch import nn
 
 from hybridengine import models as presets
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.roles import Sharding
+from hybridengine.rlhf.config.roles import Actor, Critic, Sharding
 from hybridengine.rlhf.config.schema import Model
 
 Kind = Literal["policy", "value", "classifier"]
@@ -82,12 +82,12 @@ def strategy_of(sharding: Sharding, num_weights: int) -> str:
 
     Throws UsageError where it would be megatron, chosen or by size.
     """
-    role = type(sharding).__name__.lower()  # actor or critic, the section of the config
+    section = {Actor: "actor.", Critic: "critic."}.get(type(sharding), "")
     large = num_weights >= MEGATRON_WEIGHTS
     if sharding.strategy == "megatron" or (sharding.strategy == "auto" and large):
         raise UsageError(
-            f"{role}.strategy={sharding.strategy} means megatron for {num_weights / 1e9:.1f} "
-            f"billion weights, which this version cannot train. Set {role}.strategy=fsdp2."
+            f"{section}strategy={sharding.strategy} means megatron for {num_weights / 1e9:.1f} "
+            f"billion weights, which this version cannot train. Set {section}strategy=fsdp2."
         )
     return "fsdp2"
 
