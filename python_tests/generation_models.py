@@ -1,4 +1,4 @@
-"""Tiny transformers models with random weights, and a forward pass to compare an engine with."""
+"""Tiny transformers models with random weights, engines over them, and plain forward passes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import tiny_models
 import torch
+
+from hybridengine.rlhf.generation import Engine, Generation
 
 VOCAB = 24
 EOS, PAD = 1, 0
@@ -43,6 +45,21 @@ def make_model(
             if "norm" not in name:
                 parameter.normal_(0, _SCALE)
     return model.eval()
+
+
+def engine(model: Any, slots: int = 4, max_model_len: int = 64, **options: Any) -> Engine:
+    return Engine(
+        model,
+        eos_token_ids=(EOS,),
+        pad_token_id=PAD,
+        max_model_len=max_model_len,
+        max_num_seqs=slots,
+        **options,
+    )
+
+
+def ids(generations: list[Generation]) -> list[list[int]]:
+    return [generation.ids for generation in generations]
 
 
 def prompts(count: int, longest: int = 7, seed: int = 3) -> list[list[int]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from generation_models import EOS, PAD, VOCAB, make_model, prompts
+from generation_models import VOCAB, engine, make_model, prompts
 
 from hybridengine import UsageError
-from hybridengine.rlhf.generation import Engine, SamplingParams
+from hybridengine.rlhf.generation import SamplingParams
 from hybridengine.rlhf.generation.stopping import StopTexts
 
 pytestmark = pytest.mark.python
@@ -83,18 +82,11 @@ def test_every_response_has_a_text_of_its_own() -> None:
 def test_responses_end_with_the_token_that_completes_it(slots: int) -> None:
     model = make_model()
     tokenizer = ByteTokenizer([bytes([97 + token % 5]) for token in range(VOCAB)])
-    engine = Engine(
-        model,
-        eos_token_ids=(EOS,),
-        pad_token_id=PAD,
-        tokenizer=tokenizer,
-        max_model_len=64,
-        max_num_seqs=slots,
-    )
+    generator = engine(model, slots, tokenizer=tokenizer)
     plain = SamplingParams(max_tokens=30, seed=1)
-    free = engine.generate(prompts(6), plain, range(6))
+    free = generator.generate(prompts(6), plain, range(6))
     stopping = SamplingParams(max_tokens=30, seed=1, stop=("ab", "dd"))
-    found = engine.generate(prompts(6), stopping, range(6))
+    found = generator.generate(prompts(6), stopping, range(6))
     cut = 0
     for whole, response in zip(free, found, strict=True):
         text = tokenizer.decode(whole.ids, skip_special_tokens=False)
@@ -108,12 +100,5 @@ def test_responses_end_with_the_token_that_completes_it(slots: int) -> None:
 
 
 def test_stop_texts_need_a_tokenizer() -> None:
-    engine = Engine(
-        make_model(dtype=torch.float32),
-        eos_token_ids=(EOS,),
-        pad_token_id=PAD,
-        max_model_len=64,
-        max_num_seqs=1,
-    )
     with pytest.raises(UsageError, match=r"'x' need the text of tokens.*tokenizer="):
-        engine.generate([[3]], SamplingParams(max_tokens=1, stop=("x",)), [0])
+        engine(make_model()).generate([[3]], SamplingParams(max_tokens=1, stop=("x",)), [0])

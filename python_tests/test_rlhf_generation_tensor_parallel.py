@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from generation_models import EOS, PAD, make_model, model_config, prompts
+from generation_models import engine, make_model, model_config, prompts
+from ranks import run_threads
 
 from hybridengine import Communicator, Layout, Spec, UsageError
 from hybridengine.launch import run_local
-from hybridengine.rlhf.generation import Engine, SamplingParams
+from hybridengine.rlhf.generation import SamplingParams
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 pytestmark = pytest.mark.python
@@ -28,12 +29,6 @@ def _local(model: Any, layout: Layout, rank: int) -> dict[str, torch.Tensor]:
     return cut
 
 
-def _engine(model: Any, slots: int) -> Engine:
-    return Engine(
-        model, eos_token_ids=(EOS,), pad_token_id=PAD, max_model_len=32, max_num_seqs=slots
-    )
-
-
 def _logits_and_tokens(
     comm: Communicator, cases: list[tuple[str, dict[str, Any]]]
 ) -> list[tuple[torch.Tensor, list[list[int]]]]:
@@ -43,16 +38,16 @@ def _logits_and_tokens(
         whole = make_model(architecture, **facts)
         layout = Layout.tensor_parallel(comm.world).bind(Spec.from_config(whole.config))
         shard: Any = shard_model(whole.config, comm.rank, comm.world, comm)
-        engine = _engine(shard, 3)
-        engine.load_weights(_local(whole, layout, comm.rank))
+        generator = engine(shard, 3)
+        generator.load_weights(_local(whole, layout, comm.rank))
         with torch.no_grad():
             logits = shard(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        found = engine.generate(prompts(5), _PARAMS, range(5))
+        found = generator.generate(prompts(5), _PARAMS, range(5))
         results.append((logits, [generation.ids for generation in found]))
     return results
 
 
-_TWO: list[tuple[str, dict[str, Any]]] = [
+_CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     ("Qwen2ForCausalLM", {"tie": True}),
     ("Qwen2ForCausalLM", {"kv_heads": 1}),
@@ -61,23 +56,21 @@ _TWO: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("world", "cases"),
-    [
-        (1, [("LlamaForCausalLM", {})]),
-        pytest.param(2, _TWO, marks=pytest.mark.slow),
-        pytest.param(4, [("Qwen3ForCausalLM", {})], marks=pytest.mark.slow),
-    ],
-)
-def test_ranks_together_are_the_whole_model(
-    world: int, cases: list[tuple[str, dict[str, Any]]]
-) -> None:
-    ranks = run_local(world, _logits_and_tokens, cases)
-    for number, (architecture, facts) in enumerate(cases):
+@pytest.mark.slow
+def test_two_ranks_are_the_whole_model() -> None:
+    _check(run_local(2, _logits_and_tokens, _CASES))
+
+
+def test_one_rank_is_the_whole_model() -> None:
+    _check(run_threads(1, _logits_and_tokens, _CASES, transport="loopback"))
+
+
+def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
+    for number, (architecture, facts) in enumerate(_CASES):
         whole = make_model(architecture, **facts)
         with torch.no_grad():
             expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        generated = _engine(whole, 8).generate(prompts(5), _PARAMS, range(5))
+        generated = engine(whole, 8).generate(prompts(5), _PARAMS, range(5))
         for logits, tokens in (results[number] for results in ranks):
             assert torch.equal(logits, ranks[0][number][0])
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
@@ -98,9 +91,8 @@ def _refusals(comm: Communicator) -> list[str]:
     return words
 
 
-@pytest.mark.slow
 def test_models_that_do_not_divide_are_refused_as_the_layout_does() -> None:
-    heads, vocab, intermediate, rank = run_local(2, _refusals)[0]
+    heads, vocab, intermediate, rank = run_threads(2, _refusals, transport="loopback")[0]
     assert heads.startswith("3 attention heads do not divide by tp 2")
     assert vocab.startswith("vocabulary 23 does not divide by tp 2")
     assert intermediate.startswith("intermediate size 5 does not divide by tp 2")

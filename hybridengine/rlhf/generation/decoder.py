@@ -25,11 +25,17 @@ _PROMPT_TOKENS = 8192
 
 
 class Decoder:
-    """`model` on `device`. Throws UsageError on a model that cannot run on slots."""
+    """`model` on `device`. Throws UsageError on a model that cannot run on slots or does not have
+    the pad token."""
 
     def __init__(self, model: Any, pad_token_id: int, device: torch.device) -> None:
         self._model, self._pad, self._device = model, pad_token_id, device
         self._config = model.config
+        if isinstance(pad_token_id, bool) or pad_token_id not in range(self.vocab):
+            raise UsageError(
+                f"pad_token_id is {pad_token_id!r}, but the model's vocabulary has {self.vocab}. "
+                "Use any token of it, for example the one that ends a text."
+            )
         self._kinds = attention.layer_kinds(self._config)
         self._own_attention = _uses_own_attention(model)
         self._cache: SlotCache | None = None

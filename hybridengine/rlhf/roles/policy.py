@@ -100,7 +100,7 @@ class ActorRole(Role):
         comm = meeting.join(self.context.rank, self._store)
         self._transfer = Transfer(
             comm,
-            spec_of(self.module),
+            spec_of(self.module, self.config.actor),
             self.source(),
             actor_ranks=meeting.actor_ranks,
             rollout_ranks=meeting.rollout_ranks,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hybridengine import Communicator
+from hybridengine import Communicator, Spec
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
@@ -27,8 +27,7 @@ class RolloutRole(Role):
         self.tokenizer = open_tokenizer(config)
         rollout = config.rollout
         self._leads = context.rank % rollout.tp_size == 0  # the others repeat what it does
-        model = self._build_model()
-        self._spec = spec_of(model)
+        model, self._spec = self._build_model()
         self._engine = Engine(
             model.to(context.device),
             eos_token_ids=[self.tokenizer.eos_token_id],
@@ -117,21 +116,23 @@ class RolloutRole(Role):
         """Frees the cache of keys and values until the next generate()."""
         self._engine.free()
 
-    def _build_model(self) -> Any:
-        """The module whose weights will be the actor's: whole, or this rank's share of it."""
+    def _build_model(self) -> tuple[Any, Spec]:
+        """The module whose weights will be the actor's, whole or this rank's share of it, and the
+        tensors of the whole."""
         rollout = self.config.rollout
         module = build_model(
             self.config.model, "policy", getattr(torch, rollout.dtype), self.config.seed
         )
+        spec = spec_of(module, self.config.actor)
         if rollout.tp_size == 1:
-            return module
+            return module, spec
         from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
         group, rank = divmod(self.context.rank, rollout.tp_size)
         comm = Communicator(
             self.context.store, rank, rollout.tp_size, name=f"{self.context.pool}.tp{group}"
         )
-        return shard_model(module.config, rank, rollout.tp_size, comm)
+        return shard_model(module.config, rank, rollout.tp_size, comm), spec
 
     def _params(self, options: dict[str, Any]) -> SamplingParams:
         rollout = self.config.rollout

@@ -15,11 +15,14 @@ import torch
 import torch.distributed as dist
 
 from hybridengine import Communicator, LayoutRule, Resharder, Spec, empty
+from hybridengine.rlhf.config.roles import Actor
+from hybridengine.rlhf.training.models import weight_dtype
 
 
-def spec_of(module: torch.nn.Module) -> Spec:
-    """The tensors of a transformers module in float32, as its shards store them."""
-    return Spec.from_config(module.config, "float32")
+def spec_of(module: torch.nn.Module, actor: Actor) -> Spec:
+    """The tensors of a transformers module in the type in which the actor's shards hold them."""
+    dtype = str(weight_dtype(actor)).removeprefix("torch.")
+    return Spec.from_config(module.config, dtype)
 
 
 @dataclass(frozen=True)
