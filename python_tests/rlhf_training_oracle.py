@@ -37,7 +37,7 @@ def reference(kind: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         for parameter in module.parameters():
             parameter.grad.mul_(min(1.0, 0.5 / norm))
         adam.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         norms.append(norm)
         sums = {name: sums.get(name, 0.0) + float(value) for name, value in seen.items()}
     tokens = sums.pop("tokens")

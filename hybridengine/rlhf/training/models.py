@@ -77,12 +77,17 @@ def weight_dtype(sharding: Sharding) -> torch.dtype:
     return torch.float64 if sharding.dtype == "float64" else torch.float32
 
 
+def section_of(sharding: Sharding) -> str:
+    """What its keys begin with in the config: "actor.", "critic.", or nothing."""
+    return {Actor: "actor.", Critic: "critic."}.get(type(sharding), "")
+
+
 def strategy_of(sharding: Sharding, num_weights: int) -> str:
     """The strategy that trains a model of so many weights: "fsdp2".
 
     Throws UsageError where it would be megatron, chosen or by size.
     """
-    section = {Actor: "actor.", Critic: "critic."}.get(type(sharding), "")
+    section = section_of(sharding)
     large = num_weights >= MEGATRON_WEIGHTS
     if sharding.strategy == "megatron" or (sharding.strategy == "auto" and large):
         raise UsageError(
