@@ -37,9 +37,9 @@ def reference(kind: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         for parameter in module.parameters():
             parameter.grad.mul_(min(1.0, 0.5 / norm))
         adam.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         norms.append(norm)
-        sums = {name: sums.get(name, 0.0) + float(value) for name, value in seen.items()}
+        sums = {name: sums.get(name, 0.0) + float(value.detach()) for name, value in seen.items()}
     tokens = sums.pop("tokens")
     means = {name: value / tokens for name, value in sums.items()}
     found = {"loss": sum(losses) / 4, "grad_norm": sum(norms) / 4, "lr": 1e-2, "updates": 4.0}

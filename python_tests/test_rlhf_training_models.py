@@ -148,3 +148,11 @@ def test_export_replaces_what_is_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]
+
+
+def test_importing_needs_no_other_library(run_core):
+    names = ["lora", "memory", "models", "optimizer", "passes", "ppo", "state", "supervised"]
+    imports = "\n".join(f"import hybridengine.rlhf.training.{name}" for name in names)
+    check = "import sys\nprint([m for m in ('ray', 'transformers', 'peft') if m in sys.modules])"
+    result = run_core(f"{imports}\n{check}")
+    assert result.stdout.strip() == "[]", result.stderr

@@ -9,7 +9,7 @@ from rlhf_training_scenarios import TEMPERATURE, make, rollouts
 
 from hybridengine import UsageError
 from hybridengine.rlhf.batch import Batch
-from hybridengine.rlhf.config.roles import Sharding
+from hybridengine.rlhf.config.roles import Critic, Sharding
 from hybridengine.rlhf.training import forward
 from hybridengine.rlhf.training.passes import Passes
 
@@ -112,6 +112,12 @@ def test_micro_batches_return_to_their_places(budget, rows):
     sizes = [[int(micro.lengths.sum()) for micro in micros] for micros in policy.split(batch)]
     assert len(sizes) == (2 if rows == "mini-batches" else 1)
     assert sum(map(sum, sizes)) == 36 and max(map(max, sizes)) <= budget
+
+
+def test_a_row_beyond_the_budget_is_refused():
+    passes = Passes(make(), Critic(dtype="float64", max_tokens_per_gpu=8))
+    with pytest.raises(UsageError, match=r"has 9 tokens: critic.max_tokens_per_gpu=8. Raise"):
+        passes.log_probs(rollouts())
 
 
 def test_no_rows_at_all():

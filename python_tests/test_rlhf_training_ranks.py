@@ -16,6 +16,9 @@ from hybridengine.rlhf.training.state import load_state
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
 
+# Importing transformers in every process takes long where they share a core.
+PATIENCE = {"timeout": 120, "limit": 240}
+
 
 @pytest.fixture(scope="module")
 def plan():
@@ -40,14 +43,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(folder, plan):
     names = ["updates", "early_end", "types", "save", "adapters"]
-    return run_ranks(2, scenarios.on_ranks, str(folder), names, plan)
+    return run_ranks(2, scenarios.on_ranks, str(folder), names, plan, **PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def three(folder, plan, two):
     """Of these the last has no rows."""
     plan = {**plan, "updates": [(kind, WAYS["small ones"]) for kind in ("value", "policy")]}
-    return run_ranks(3, scenarios.on_ranks, str(folder), ["updates", "load"], plan)
+    return run_ranks(3, scenarios.on_ranks, str(folder), ["updates", "load"], plan, **PATIENCE)
 
 
 def test_ranks_are_one_process(plan, two, three):

@@ -17,7 +17,7 @@ from torch import nn
 
 from hybridengine import models as presets
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.roles import Sharding
+from hybridengine.rlhf.config.roles import Actor, Critic, Sharding
 from hybridengine.rlhf.config.schema import Model
 
 Kind = Literal["policy", "value", "classifier"]
@@ -77,17 +77,22 @@ def weight_dtype(sharding: Sharding) -> torch.dtype:
     return torch.float64 if sharding.dtype == "float64" else torch.float32
 
 
+def section_of(sharding: Sharding) -> str:
+    """What its keys begin with in the config: "actor.", "critic.", or nothing."""
+    return {Actor: "actor.", Critic: "critic."}.get(type(sharding), "")
+
+
 def strategy_of(sharding: Sharding, num_weights: int) -> str:
     """The strategy that trains a model of so many weights: "fsdp2".
 
     Throws UsageError where it would be megatron, chosen or by size.
     """
-    role = type(sharding).__name__.lower()  # actor or critic, the section of the config
+    section = section_of(sharding)
     large = num_weights >= MEGATRON_WEIGHTS
     if sharding.strategy == "megatron" or (sharding.strategy == "auto" and large):
         raise UsageError(
-            f"{role}.strategy={sharding.strategy} means megatron for {num_weights / 1e9:.1f} "
-            f"billion weights, which this version cannot train. Set {role}.strategy=fsdp2."
+            f"{section}strategy={sharding.strategy} means megatron for {num_weights / 1e9:.1f} "
+            f"billion weights, which this version cannot train. Set {section}strategy=fsdp2."
         )
     return "fsdp2"
 

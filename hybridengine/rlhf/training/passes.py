@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from hybridengine import collectives
+from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.balance import micro_batches
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.training import forward
-from hybridengine.rlhf.training.models import weight_dtype
+from hybridengine.rlhf.training.models import section_of, weight_dtype
 from hybridengine.rlhf.training.packing import can_pack, use_packed_attention
 from hybridengine.rlhf.training.sharding import free_whole_weights
 
@@ -61,13 +62,21 @@ class Passes:
 
         Equal numbers on all ranks. The column `mini_batch` tells which rows go together; without it
         all do. It is part of the split in passes without gradient too: a row's numbers depend, in
-        the last bits, on the rows it is packed with.
+        the last bits, on the rows it is packed with. Throws UsageError, on all ranks, on a row that
+        is longer than `max_tokens_per_gpu`.
         """
         numbers = batch.rows.get("mini_batch", torch.zeros(len(batch), dtype=torch.int64))
-        count = self._most([int(numbers.max()) + 1 if len(batch) else 1])[0]
+        longest = int(batch.lengths.max()) if len(batch) else 0
+        count, longest = self._most([int(numbers.max()) + 1 if len(batch) else 1, longest])
+        budget = self.sharding.max_tokens_per_gpu
+        if longest > budget:  # on all ranks, or the others would wait for this one
+            section = section_of(self.sharding)
+            raise UsageError(
+                f"a row has {longest} tokens: {section}max_tokens_per_gpu={budget}. Raise "
+                f"{section}max_tokens_per_gpu, or lower data.max_response_length."
+            )
         groups = [torch.nonzero(numbers == number)[:, 0] for number in range(count)]
         lengths = [batch.lengths[group].tolist() for group in groups]
-        budget = self.sharding.max_tokens_per_gpu
         least = self._most([len(micro_batches(each, budget)) for each in lengths])
         return [
             [

@@ -13,6 +13,7 @@ from hybridengine.rlhf.balance import micro_batches
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
+from hybridengine.rlhf.training.sharding import free_whole_weights
 from hybridengine.rlhf.training.stepping import (
     Stepper,
     Sums,
@@ -88,6 +89,7 @@ class PairUpdate:
         sums = Sums()
         for micro in self._split(chosen, rejected):
             sums.add(loss=self._losses(micro, sums).sum(), pairs=len(micro) // 2)
+        free_whole_weights(self._passes.module)
         found = sums.over_ranks(("loss", "right", "pairs"), reduction_over(self._comm))
         pairs = max(1.0, found["pairs"])
         return {
