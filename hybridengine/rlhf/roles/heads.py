@@ -8,39 +8,31 @@ from typing import Any
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.roles.schedule import total_updates
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.training.models import build_model, weight_dtype
-from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import ValueUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import export_hf
 from hybridengine.rlhf.training.supervised import PairUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
-class CriticRole(Role):
+class CriticRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
-        super().__init__(context, config)
+        super().__init__(context, config, config.critic)
         critic = config.critic
-        module = build_model(config.model, "value", weight_dtype(critic), config.seed, critic.path)
-        self._module = shard(module, critic, context.mesh)
-        self._passes = Passes(self._module, critic, comm=context.comm)
-        self._optimizer = ShardedAdamW(
-            self._module,
-            critic.optimizer,
-            critic.lr,
-            comm=context.comm,
-            total_steps=total_updates(config, critic.ppo_epochs),
-            offload=critic.optimizer_offload,
-        )
-        self._update = ValueUpdate(self._passes, self._optimizer, config, context.comm)
+        self.module = shard(self.build("value", critic.path), critic, context.mesh)
+        self._passes = self.make_passes()
+        self.optimizer = self.make_optimizer(critic.lr, total_updates(config, critic.ppo_epochs))
+        self._update = ValueUpdate(self._passes, self.optimizer, config, context.comm)
 
     @dispatch("by_rank", returns="reference")
     def values(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """The columns values and last_values."""
         began = time.perf_counter()
+        self.wake()
         values, last_values = self._passes.values(batch)
         columns = Batch(batch.lengths, {"values": values}, {"last_values": last_values})
         return columns, {"seconds": time.perf_counter() - began}
@@ -50,14 +42,6 @@ class CriticRole(Role):
         """The optimizer steps of one step of training; means over all ranks."""
         began = time.perf_counter()
         return {**self._update.update(batch), "seconds": time.perf_counter() - began}
-
-    @dispatch(collect="none")
-    def save(self, folder: str) -> None:
-        save_state(folder, self._module, self._optimizer)
-
-    @dispatch(collect="none")
-    def restore(self, folder: str) -> None:
-        load_state(folder, self._module, self._optimizer)
 
 
 class RewardModelRole(Role):
@@ -83,24 +67,14 @@ class RewardModelRole(Role):
         return columns, {"seconds": time.perf_counter() - began}
 
 
-class RewardTrainRole(Role):
+class RewardTrainRole(TrainedRole):
     """A reward model that is fitted to pairs, with the options of the section critic."""
 
     def __init__(self, context: RankContext, config: Config) -> None:
-        super().__init__(context, config)
-        critic = config.critic
-        module = build_model(config.model, "classifier", weight_dtype(critic), config.seed)
-        self._module = shard(module, critic, context.mesh)
-        passes = Passes(self._module, critic, comm=context.comm)
-        optimizer = ShardedAdamW(
-            self._module,
-            critic.optimizer,
-            critic.lr,
-            comm=context.comm,
-            total_steps=config.trainer.steps,
-            offload=critic.optimizer_offload,
-        )
-        self._update = PairUpdate(passes, optimizer, context.comm)
+        super().__init__(context, config, config.critic)
+        self.module = shard(self.build("classifier"), config.critic, context.mesh)
+        self.optimizer = self.make_optimizer(config.critic.lr, config.trainer.steps)
+        self._update = PairUpdate(self.make_passes(), self.optimizer, context.comm)
 
     @dispatch("by_rank")
     def update(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:
@@ -115,4 +89,4 @@ class RewardTrainRole(Role):
     def export(self, folder: str) -> None:
         """A HF checkpoint with the tokenizer, from the first rank."""
         tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
-        export_hf(self._module, tokenizer, folder)
+        export_hf(self.module, tokenizer, folder)

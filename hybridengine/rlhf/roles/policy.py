@@ -13,33 +13,32 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
-from hybridengine.rlhf.roles.schedule import total_updates
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.models import build_model, weight_dtype
-from hybridengine.rlhf.training.optimizer import ShardedAdamW, local
+from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import export_hf
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
-class ActorRole(Role):
+class ActorRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
-        super().__init__(context, config)
+        super().__init__(context, config, config.actor)
         actor = config.actor
-        module = build_model(config.model, "policy", weight_dtype(actor), config.seed)
+        module = self.build("policy")
         if actor.lora.enable:
             module = add_adapters(module, actor.lora, config.seed)
         self.module = shard(module, actor, context.mesh)
-        self.passes = Passes(self.module, actor, config.rollout.temperature, comm=context.comm)
-        self._optimizer = self._make_optimizer(actor.lr)
-        self._update = PolicyUpdate(self.passes, self._optimizer, config, context.comm)
+        self.passes = self.make_passes(config.rollout.temperature)
+        self.optimizer = self.make_optimizer(actor.lr, total_updates(config, actor.ppo_epochs))
+        self._update = PolicyUpdate(self.passes, self.optimizer, config, context.comm)
         self._merged = merged_tensors(self.module) if actor.lora.enable else None
-        self._offloaded = False
         self._transfer: Transfer | None = None
         self._supervised: SupervisedUpdate | None = None
 
@@ -47,8 +46,9 @@ class ActorRole(Role):
     def supervise(self, batch: Batch) -> dict[str, float]:
         """One optimizer step of the warm-up on this rank's rows (ids, mask)."""
         if self._supervised is None:
-            optimizer = self._make_optimizer(self.config.warmup.lr, constant=True)
-            self._supervised = SupervisedUpdate(self.passes, optimizer, self.context.comm)
+            optimizer = self.make_steady_optimizer(self.config.warmup.lr)
+            passes = self.make_passes()
+            self._supervised = SupervisedUpdate(passes, optimizer, self.context.comm)
         return self._supervised.update(batch)
 
     @dispatch("by_rank", returns="reference")
@@ -56,9 +56,7 @@ class ActorRole(Role):
         """Rows and columns for them (mini_batch, baselines): the rows with these and old_log_probs;
         with adapters ref_log_probs too, from the weights without them."""
         began = time.perf_counter()
-        if self._offloaded:
-            self._optimizer.load_moments()
-            self._offloaded = False
+        self.wake()
         batch, columns = shard
         rows = {name: torch.tensor(column) for name, column in columns.items()}
         batch = batch.with_rows(**rows)
@@ -115,13 +113,6 @@ class ActorRole(Role):
         assert self._transfer is not None, "connect() comes first"
         return self._transfer.run()
 
-    def offload(self) -> None:
-        """Moves what only training needs to host memory, until the next prepare(). The weights
-        stay: they are what a transfer reads."""
-        self._optimizer.zero_grad()
-        self._optimizer.offload_moments()
-        self._offloaded = True
-
     def source(self) -> torch.nn.Module | dict[str, torch.Tensor]:
         """The shards that a transfer reads: the module's, or with adapters merged ones."""
         return self.module if self._merged is None else self._merged
@@ -130,26 +121,6 @@ class ActorRole(Role):
         """Brings source() up to date, where it is not the weights themselves."""
         if self._merged is not None:
             merged_tensors(self.module, self._merged)
-
-    def _make_optimizer(self, lr: float, *, constant: bool = False) -> ShardedAdamW:
-        actor = self.config.actor
-        options = dataclasses.replace(actor.optimizer, schedule="constant", warmup_steps=0)
-        return ShardedAdamW(
-            self.module,
-            options if constant else actor.optimizer,
-            lr,
-            comm=self.context.comm,
-            total_steps=total_updates(self.config, actor.ppo_epochs),
-            offload=actor.optimizer_offload,
-        )
-
-    @dispatch(collect="none")
-    def save(self, folder: str) -> None:
-        save_state(folder, self.module, self._optimizer)
-
-    @dispatch(collect="none")
-    def restore(self, folder: str) -> None:
-        load_state(folder, self.module, self._optimizer)
 
     @dispatch(collect="none")
     def export(self, folder: str) -> None:

@@ -12,6 +12,7 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.roles.trained import TrainedRole
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
 from hybridengine.rlhf.training.memory import memory_share
 from hybridengine.rlhf.training.models import build_model
@@ -63,13 +64,15 @@ class RolloutRole(Role):
     @dispatch()
     def sync(self) -> dict[str, float]:
         """Takes the actor's weights as they are now. Above `rollout.reshard_threshold` of the
-        memory the actor of this process first moves its optimizer to host memory."""
+        memory, the roles of this process that train first move their optimizers to host memory."""
         actor: Any = self.context.roles.get("actor")
         began = time.perf_counter()
         used = memory_share(self.context.device)
-        offloaded = actor is not None and used > self.config.rollout.reshard_threshold
+        offloaded = used > self.config.rollout.reshard_threshold
         if offloaded:
-            actor.offload()
+            for role in self.context.roles.values():
+                if isinstance(role, TrainedRole):
+                    role.offload()
         assert self._transfer is not None, "connect() comes first"
         if actor is not None:
             actor.refresh_source()

@@ -39,13 +39,17 @@ class Meeting:
         """`rank` counts the actor's ranks first. Blocks until all have joined."""
         world = self.actor_ranks + self.rollout_ranks
         if store is None:
-            store = dist.TCPStore(self.host, self.port, is_master=False)
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                self.host, self.port, is_master=False
+            )
         return Communicator(store, rank, world, name="transfer")
 
 
 def open_store() -> Any:
     """A store on this host, at a port that the system chose."""
-    return dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        "0.0.0.0", 0, is_master=True, wait_for_workers=False
+    )
 
 
 class Transfer:

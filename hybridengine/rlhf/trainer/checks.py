@@ -40,7 +40,7 @@ def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
         if path is not None:
             return AutoConfig.from_pretrained(model_directory(path), local_files_only=True)
         rest = {name: value for name, value in facts.items() if name != "model_type"}
-        return AutoConfig.for_model(facts.get("model_type"), **rest)
+        return AutoConfig.for_model(str(facts.get("model_type")), **rest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise UsageError(

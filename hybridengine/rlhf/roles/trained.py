@@ -1,0 +1,79 @@
+"""trained: what roles that train have in common: an optimizer, its memory, and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from hybridengine.rlhf.config.roles import Actor, Critic
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.training.models import Kind, build_model, weight_dtype
+from hybridengine.rlhf.training.optimizer import ShardedAdamW
+from hybridengine.rlhf.training.passes import Passes
+from hybridengine.rlhf.training.state import load_state, save_state
+from hybridengine.rlhf.workers import RankContext, Role, dispatch
+
+
+class TrainedRole(Role):
+    """`section` of the config says how it trains; `module` is sharded over the pool."""
+
+    def __init__(self, context: RankContext, config: Config, section: Actor | Critic) -> None:
+        super().__init__(context, config)
+        self._section = section
+        self._offloaded = False
+        self.module: torch.nn.Module
+        self.optimizer: ShardedAdamW
+
+    def build(self, kind: Kind, path: str | None = None) -> torch.nn.Module:
+        """The whole model in the type in which its weights step."""
+        dtype = weight_dtype(self._section)
+        return build_model(self.config.model, kind, dtype, self.config.seed, path)
+
+    def make_passes(self, temperature: float = 1.0) -> Passes:
+        return Passes(self.module, self._section, temperature, comm=self.context.comm)
+
+    def make_optimizer(self, lr: float, total_steps: int | None) -> ShardedAdamW:
+        """`total_steps`: after which a schedule that falls is at 0."""
+        return ShardedAdamW(
+            self.module,
+            self._section.optimizer,
+            lr,
+            comm=self.context.comm,
+            total_steps=total_steps,
+            offload=self._section.optimizer_offload,
+        )
+
+    def make_steady_optimizer(self, lr: float) -> ShardedAdamW:
+        """One whose learning rate stays as it is, for the warm-up."""
+        options = dataclasses.replace(self._section.optimizer, schedule="constant", warmup_steps=0)
+        return ShardedAdamW(self.module, options, lr, comm=self.context.comm)
+
+    def offload(self) -> None:
+        """Moves what only training needs to host memory, until wake(). The weights stay: they are
+        what a transfer reads."""
+        self.optimizer.zero_grad()
+        self.optimizer.offload_moments()
+        self._offloaded = True
+
+    def wake(self) -> None:
+        """Brings back what offload() moved, where it did."""
+        if self._offloaded:
+            self.optimizer.load_moments()
+            self._offloaded = False
+
+    @dispatch(collect="none")
+    def save(self, folder: str) -> None:
+        """What restore() goes on from."""
+        save_state(folder, self.module, self.optimizer)
+
+    @dispatch(collect="none")
+    def restore(self, folder: str) -> None:
+        load_state(folder, self.module, self.optimizer)
+
+
+def total_updates(config: Config, ppo_epochs: int) -> int | None:
+    """How many optimizer steps a run takes; None where the number of its steps is not known."""
+    steps = config.trainer.steps
+    mini_batches = -(-config.data.train_batch_size // config.actor.ppo_mini_batch_size)
+    return None if steps is None else steps * mini_batches * ppo_epochs
