@@ -19,9 +19,9 @@ _LIMIT_S = 2.0
 
 def _until_available(cluster: Cluster, cpus: float) -> None:
     deadline = time.monotonic() + 10.0
-    while cluster.available().get("CPU") != cpus and time.monotonic() < deadline:
+    while cluster.available()["CPU"] != cpus and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert cluster.available().get("CPU") == cpus
+    assert cluster.available()["CPU"] == cpus
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,9 @@ def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
             PlacementError, match=r"asks for 3 ranks of 1 CPU; available are 2 of 2"
         ):
             Pool.create(cluster, "train", 3)
-        with pytest.raises(PlacementError, match="actor asks for 2 .* rollout asks for 2 "):
+        with pytest.raises(PlacementError, match=r"actor asks for 2 .* rollout asks for 2 "):
             create_pools(cluster, {"actor": PoolSpec(2), "rollout": PoolSpec(2)})
-        with pytest.raises(PlacementError, match="1 ranks of 1 CPU and 1 GPU; .* 0 of 0 GPU"):
+        with pytest.raises(PlacementError, match=r"1 ranks of 1 CPU and 1 GPU; .* 0 of 0 GPU"):
             Pool.create(cluster, "train", 1, gpus_per_rank=1)
         assert time.monotonic() - start < 10.0
         with pytest.raises(UsageError, match="pool 'train' has 0 ranks"):

@@ -16,26 +16,25 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# Read when Ray is imported or started. Nothing is reported; GPUs stay visible to ranks that ask for
-# none; ranks are the machine's main work and no background.
-for _name, _value in (
-    ("RAY_USAGE_STATS_ENABLED", "0"),
-    ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
-    ("RAY_worker_niceness", "0"),
-):
-    os.environ.setdefault(_name, _value)
-
 import ray
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config import schema
-from hybridengine.rlhf.workers import transfer
+from hybridengine.rlhf.workers import placement, transfer
 from hybridengine.rlhf.workers.reference import Reference
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.workers.pool import Pool
 
 _CONNECT_S = 5.0
+
+# For Ray and all that it starts, unless set. Nothing is reported; GPUs stay visible to ranks that
+# ask for none; ranks are the machine's main work and no background.
+_ENV = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
 
 
 class Cluster:
@@ -74,8 +73,8 @@ class Cluster:
         return Cluster(config, ours=True, folder=folder)
 
     def available(self) -> dict[str, float]:
-        """Free CPUs, GPUs and other resources by name. Ray's count is behind by up to a second."""
-        return dict(ray.available_resources())  # type: ignore[no-untyped-call]
+        """Free `CPU` and `GPU`. Ray's count is behind by up to a second."""
+        return placement.available()
 
     def put(self, value: Any, summary: Any = None) -> Reference:
         """`value` in the object store, once for all ranks that it will be passed to."""
@@ -161,4 +160,6 @@ def _no_cluster(address: str, error: Exception) -> UsageError:
 
 
 def _init(**options: Any) -> None:
+    for name, value in _ENV.items():
+        os.environ.setdefault(name, value)
     ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)
