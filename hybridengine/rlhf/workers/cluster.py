@@ -59,6 +59,7 @@ class Cluster:
         Throws UsageError where no cluster answers at the address.
         """
         if ray.is_initialized():
+            _check_same(config.address)
             return Cluster(config, ours=False, folder=None)
         if config.address is not None:
             _connect(config.address)
@@ -126,6 +127,16 @@ def _exit_on_sigterm() -> Any:
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _check_same(address: str | None) -> None:
+    """Throws UsageError unless it is that of the Ray that this process uses."""
+    used = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", used):
+        raise UsageError(
+            f"cluster.address={address!r}: this process uses another Ray already, at {used}. Leave "
+            f"the address out, or call ray.shutdown() first."
+        )
 
 
 def _connect(address: str) -> None:
