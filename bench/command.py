@@ -23,6 +23,7 @@ from hybridengine._bench import (
     reduce_scatter,
     reshard,
     results,
+    rollout,
     scaling,
     send_recv,
     table,
@@ -49,7 +50,12 @@ BENCHES: dict[str, Bench] = {
     )
 }
 # What is no job of ranks: own flags, own table.
-_COMMANDS: dict[str, Any] = {"scaling": scaling, "planner": planner, "compare": compare}
+_COMMANDS: dict[str, Any] = {
+    "scaling": scaling,
+    "planner": planner,
+    "rollout": rollout,
+    "compare": compare,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +24,8 @@ from hybridengine.launch import end_fork_server, run_local
 from hybridengine.models import Model, model_names, resolve
 from hybridengine.planning import bind_both, plan
 from hybridengine.progress import show_phases
+from hybridengine.rlhf import cli as rlhf_cli
+from hybridengine.signals import exit_on_sigterm
 
 DIFFERENT, USAGE, FAILED, INTERRUPTED = 1, 2, 3, 130
 
@@ -172,6 +171,10 @@ def info_command(
         info.render(facts, Console())
 
 
+app.command(name="train", epilog=rlhf_cli.EPILOG)(rlhf_cli.train_command)
+app.command(name="train-reward", epilog=rlhf_cli.EPILOG)(rlhf_cli.train_reward_command)
+
+
 @app.command(
     name="bench",
     add_help_option=False,
@@ -186,7 +189,7 @@ def bench_command(context: typer.Context) -> None:
     from hybridengine._bench.command import main as bench
 
     _core.check_env()
-    with _exit_on_sigterm():
+    with exit_on_sigterm():
         raise typer.Exit(bench(context.args))
 
 
@@ -218,7 +221,7 @@ def _run(
             f"{job.src} -> {job.dst} needs {world} ranks, and each is a process of this host. Use "
             f"at most {_MAX_LOCAL_RANKS}; `hybridengine plan` takes any number."
         )
-    with _exit_on_sigterm(), show_phases() as phases:
+    with exit_on_sigterm(), show_phases() as phases:
         phases.enter("weights")
         model.open()
         phases.expect("load", sum(map(src.num_bytes, src.ranks)))
@@ -227,16 +230,6 @@ def _run(
         return run_local(
             world, run_job, job, transport=transport, timeout=timeout, on_event=phases.on_event
         )
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that ranks and their folder are cleared away."""
-    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _check_json_path(path: str | None) -> None:

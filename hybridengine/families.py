@@ -137,7 +137,8 @@ def _make_replicated(request: Request) -> _core.LayoutRule:
 
 def _make_tensor_parallel(request: Request) -> _core.LayoutRule:
     tp = request.args["n"]
-    return request.rule([("tp", tp)], request.tensor_rules(Target(tp=tp, tp_axis=0)))
+    axes = [("replicas", request.args["replicas"]), ("tp", tp)]
+    return request.rule(axes, request.tensor_rules(Target(tp=tp, tp_axis=1)))
 
 
 def _make_hf(request: Request) -> _core.LayoutRule:
@@ -178,7 +179,9 @@ FAMILIES: dict[str, Family] = {
         {"n": None, "replicas": 1, "tp": 1}, _make_fsdp2, ("replicas", "n", "tp"), positional="n"
     ),
     "replicated": Family({"n": None}, _make_replicated, ("n",), positional="n"),
-    "tensor_parallel": Family({"n": None}, _make_tensor_parallel, ("n",), positional="n"),
+    "tensor_parallel": Family(
+        {"n": None, "replicas": 1}, _make_tensor_parallel, ("replicas", "n"), positional="n"
+    ),
     "vllm": Family(
         {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "replicas": 1},
         _make_vllm,

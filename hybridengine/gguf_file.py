@@ -46,7 +46,7 @@ class GgufFile:
             ) from error
         self._dequantize = gguf.quants.dequantize
         self._reader = gguf.GGUFReader(path)
-        architecture = self._field("general.architecture")
+        architecture = self.field("general.architecture")
         if architecture != "llama":
             raise UsageError(f"{path} holds a {architecture!r} model. Only llama is read.")
 
@@ -69,9 +69,9 @@ class GgufFile:
             "hidden_act": "silu",
             "rms_norm_eps": self._real("attention.layer_norm_rms_epsilon"),
             "rope_theta": self._real("rope.freq_base"),
-            "bos_token_id": int(self._field("tokenizer.ggml.bos_token_id")),
-            "eos_token_id": int(self._field("tokenizer.ggml.eos_token_id")),
-            "pad_token_id": int(self._field("tokenizer.ggml.padding_token_id")),
+            "bos_token_id": int(self.field("tokenizer.ggml.bos_token_id")),
+            "eos_token_id": int(self.field("tokenizer.ggml.eos_token_id")),
+            "pad_token_id": int(self.field("tokenizer.ggml.padding_token_id")),
         }
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
@@ -85,18 +85,19 @@ class GgufFile:
             values = self._dequantize(tensor.data, tensor.tensor_type)
             yield name, half_split_rows(values, heads[part]) if part in heads else values.copy()
 
-    def _field(self, key: str) -> Any:
+    def field(self, key: str) -> Any:
+        """What the file says under `key`. Throws UsageError where it says nothing."""
         field = self._reader.get_field(key)
         if field is None:
             raise UsageError(f"the GGUF file has no {key!r}. Use one made by llama.cpp.")
         return field.contents()
 
     def _number(self, key: str) -> int:
-        return int(self._field(f"llama.{key}"))
+        return int(self.field(f"llama.{key}"))
 
     def _real(self, key: str) -> float:
         """The shortest number that is stored as this float32: 1e-05, not 9.999999747378752e-06."""
-        return float(str(np.float32(self._field(f"llama.{key}"))))
+        return float(str(np.float32(self.field(f"llama.{key}"))))
 
 
 def checkpoint_name(name: str) -> tuple[str, str]:

@@ -154,11 +154,15 @@ class Layout:
 
     @staticmethod
     def tensor_parallel(
-        n: int, *, ranks: Iterable[int] | None = None, mapping: Mapping | None = None
+        n: int,
+        *,
+        replicas: int = 1,
+        ranks: Iterable[int] | None = None,
+        mapping: Mapping | None = None,
     ) -> LayoutRule:
         """Tensor parallelism over n ranks under the checkpoint's names: nothing is fused, and the
-        vocabulary is not padded, so it must divide by n."""
-        return LayoutRule.make("tensor_parallel", {"n": n}, ranks, mapping)
+        vocabulary is not padded, so it must divide by n. The mesh is (replicas, n)."""
+        return LayoutRule.make("tensor_parallel", {"n": n, "replicas": replicas}, ranks, mapping)
 
     @staticmethod
     def vllm(

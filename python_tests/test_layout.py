@@ -74,6 +74,11 @@ def test_text_gives_a_rule_or_a_usage_error(text):
         ("vllm(tp=4)@0-1, 6-7", Layout.vllm(tp=4, ranks=[0, 1, 6, 7]), "vllm(tp=4)@0-1,6-7"),
         ("replicated(3)@5,4,3", Layout.replicated(3, ranks=[5, 4, 3]), "replicated(3)@5,4,3"),
         ("tensor_parallel(2)", Layout.tensor_parallel(2), "tensor_parallel(2)"),
+        (
+            "tensor_parallel(2,replicas=3)",
+            Layout.tensor_parallel(2, replicas=3),
+            "tensor_parallel(2,replicas=3)",
+        ),
         ("hf", Layout.hf(), "hf"),
         ("hf()@7", Layout.hf(ranks=[7]), "hf@7"),
     ],

@@ -94,15 +94,16 @@ def test_vllm_shards_equal_the_oracle(architecture, bias, tp):
 def test_tensor_parallel_keeps_names_and_does_not_pad(architecture):
     spec = Spec.from_config(tiny_config(architecture))
     weights = random_weights(spec)
-    layout = Layout.tensor_parallel(2).bind(spec)
-    for rank in range(2):
+    layout = Layout.tensor_parallel(2, replicas=2).bind(spec)
+    for rank in range(4):
+        part = rank % 2
         local = materialize(layout, weights, rank)
         assert list(local) == [name for name, _, _ in spec.tensors]
         assert local["lm_head.weight"].shape == (35, 16)
         query = "model.layers.2.self_attn.q_proj.weight"
-        np.testing.assert_array_equal(local[query], np.split(weights[query], 2)[rank])
+        np.testing.assert_array_equal(local[query], np.split(weights[query], 2)[part])
         down = "model.layers.2.mlp.down_proj.weight"
-        np.testing.assert_array_equal(local[down], np.split(weights[down], 2, axis=1)[rank])
+        np.testing.assert_array_equal(local[down], np.split(weights[down], 2, axis=1)[part])
 
 
 def test_fsdp2_chunks_what_tensor_parallelism_leaves():

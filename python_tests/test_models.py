@@ -183,8 +183,9 @@ def test_two_at_once_leave_one_whole_directory(monkeypatch, tmp_path):
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert found == [tmp_path / "hybridengine" / smollm2.NAME] * 2
-    assert os.listdir(tmp_path / "hybridengine") == [smollm2.NAME]
+    name = f"{smollm2.NAME}-{smollm2._REVISION}"
+    assert found == [tmp_path / "hybridengine" / name] * 2
+    assert os.listdir(tmp_path / "hybridengine") == [name]
     assert (found[0] / "config.json").read_text() == "source"
 
 
@@ -235,3 +236,18 @@ def test_smollm2_equals_what_transformers_reads(smollm2_source, monkeypatch, tmp
     assert sorted(weights.names) == sorted(set(oracle) - {"lm_head.weight"})
     for name in weights.names:
         assert torch.equal(weights.tensor(name), oracle[name]), name
+    found = transformers.AutoTokenizer.from_pretrained(model.directory())
+    known = transformers.AutoTokenizer.from_pretrained(
+        smollm2_source.parent, gguf_file=smollm2_source.name
+    )
+    for text in (
+        "12 + 345 = 357\n",
+        "  Caf\u00e9 \U0001f600\tdef f(x):",
+        "<|im_start|>user\nHi<|im_end|>",
+    ):
+        assert found(text)["input_ids"] == known(text)["input_ids"]
+        assert found.decode(found(text)["input_ids"]) == text
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = found.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert (found.eos_token_id, found.pad_token_id) == (2, 2)

@@ -85,3 +85,12 @@ def test_batches_that_disagree_are_not_joined() -> None:
     assert _lists(Batch.concat([one, _batch([]).keep("ids")])) == [[1]]
     with pytest.raises(UsageError, match="no batch"):
         Batch.concat([])
+
+
+def test_columns_of_the_same_rows_are_merged() -> None:
+    batch = _batch([[1, 2], [3]])
+    other = Batch(batch.lengths, {"values": torch.zeros(3)}, {"scores": torch.ones(2)})
+    merged = batch.merged(other)
+    assert merged._names() == {*batch._names(), "values", "scores"}
+    with pytest.raises(UsageError, match="not about the same rows"):
+        batch.merged(other.select([1, 0]))

@@ -7,7 +7,8 @@ import pytest
 
 from hybridengine import UsageError
 from hybridengine.rlhf import algorithms
-from hybridengine.rlhf.algorithms import Registry, advantage, kl_controller, policy_loss
+from hybridengine.rlhf.algorithms import advantage, kl_controller, policy_loss
+from hybridengine.rlhf.registry import Registry
 
 pytestmark = pytest.mark.python
 

@@ -71,6 +71,19 @@ class Batch:
     def with_objects(self, **columns: list[Any]) -> Batch:
         return replace(self, objects={**self.objects, **columns})
 
+    def merged(self, *others: Batch) -> Batch:
+        """These rows with the columns of `others` too, which are about the same rows."""
+        merged = self
+        for other in others:
+            if not torch.equal(other.lengths, self.lengths):
+                raise UsageError(
+                    f"batches of {len(self)} and {len(other)} rows are not about the same rows: "
+                    "lengths differ. Pass columns of the same rows in the same order."
+                )
+            merged = merged.with_tokens(**other.tokens).with_rows(**other.rows)
+            merged = merged.with_objects(**other.objects)
+        return merged
+
     def keep(self, *names: str) -> Batch:
         """Only these columns; those that the batch lacks are no error."""
         return Batch(
@@ -84,7 +97,7 @@ class Batch:
         """The rows at `indices`, in their order."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         lengths = self.lengths[index]
-        flat = _ranges(self._starts()[index], lengths)
+        flat = _ranges(self.first_tokens()[index], lengths)
         picked = index.tolist()
         return Batch(
             lengths,
@@ -120,23 +133,24 @@ class Batch:
         """[N, ...] as [B, T, ...], padded on the right with `fill`; carries gradients."""
         width = int(self.lengths.max()) if len(self) else 0
         out = flat.new_full((len(self) * width, *flat.shape[1:]), fill)
-        out = out.index_copy(0, self.places(width), flat)
+        out = out.index_copy(0, self.places(width).to(flat.device), flat)
         return out.view(len(self), width, *flat.shape[1:])
 
     def flat(self, padded: torch.Tensor) -> torch.Tensor:
         """What `pad` made a rectangle of: [B, T, ...] as [N, ...]; carries gradients."""
-        return padded.flatten(0, 1)[self.places(padded.shape[1])]
+        return padded.flatten(0, 1)[self.places(padded.shape[1]).to(padded.device)]
 
     def places(self, width: int) -> torch.Tensor:
         """int64 [N]: where each token lies in a flattened [B, width]."""
         return _ranges(torch.arange(len(self)) * width, self.lengths)
 
+    def first_tokens(self) -> torch.Tensor:
+        """int64 [B]: the index among all tokens of the first one of each row."""
+        return self.lengths.cumsum(0) - self.lengths
+
     def last_tokens(self) -> torch.Tensor:
         """int64 [B]: the index among all tokens of the last one of each row."""
-        return self._starts() + self.lengths - 1
-
-    def _starts(self) -> torch.Tensor:
-        return self.lengths.cumsum(0) - self.lengths
+        return self.first_tokens() + self.lengths - 1
 
     def _names(self) -> set[str]:
         return {*self.tokens, *self.rows, *self.objects}

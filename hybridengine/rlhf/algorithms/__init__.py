@@ -14,7 +14,6 @@ from hybridengine.rlhf.algorithms.logits import entropy, nucleus, token_log_prob
 from hybridengine.rlhf.algorithms.moments import AllReduce, Moments, mean_and_var, sum_over, whiten
 from hybridengine.rlhf.algorithms.policy_losses import PolicyTerms, policy_loss
 from hybridengine.rlhf.algorithms.ratios import rollout_correction
-from hybridengine.rlhf.algorithms.registry import Registry
 from hybridengine.rlhf.algorithms.shaping import overlong_penalty, token_rewards
 from hybridengine.rlhf.algorithms.value_losses import ValueTerms, value_loss
 
@@ -25,7 +24,6 @@ __all__ = [
     "KLController",
     "Moments",
     "PolicyTerms",
-    "Registry",
     "Rollout",
     "ValueTerms",
     "advantage",

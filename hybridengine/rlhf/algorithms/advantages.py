@@ -17,7 +17,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms.groups import Groups
 from hybridengine.rlhf.algorithms.masks import check_number, check_rows, check_shapes, widen
 from hybridengine.rlhf.algorithms.moments import AllReduce, whiten
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms.masks import check_shapes, row_mean, select
 from hybridengine.rlhf.algorithms.moments import AllReduce, reduced
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 aggregation: Registry[torch.Tensor] = Registry("loss aggregation")
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms.masks import check_number
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 _MAX_ERROR = 0.2  # the largest relative error that one update answers
 

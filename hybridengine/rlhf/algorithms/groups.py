@@ -8,7 +8,7 @@ import torch
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms.masks import check_scores
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 group_filter: Registry[torch.Tensor] = Registry("group filter")
 

@@ -10,7 +10,7 @@ import torch
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes
 from hybridengine.rlhf.algorithms.moments import AllReduce, mean_and_var
 from hybridengine.rlhf.algorithms.ratios import log_ratio
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 kl_estimator: Registry[torch.Tensor] = Registry("KL estimator")
 

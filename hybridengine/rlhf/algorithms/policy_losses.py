@@ -13,7 +13,7 @@ import torch
 
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, row_mean, select
 from hybridengine.rlhf.algorithms.ratios import log_ratio
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 
 class PolicyTerms(NamedTuple):

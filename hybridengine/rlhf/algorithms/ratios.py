@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, select
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 # Logs of ratios are clamped to this in both directions: e^20 = 4.9e8 squares without overflow in
 # float32, and no ratio that large means anything. The gradient is 0 beyond.

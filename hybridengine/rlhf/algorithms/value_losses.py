@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, select
-from hybridengine.rlhf.algorithms.registry import Registry
+from hybridengine.rlhf.registry import Registry
 
 
 class ValueTerms(NamedTuple):

@@ -50,6 +50,11 @@ def section(kind: type, help: str) -> Any:
     return dataclasses.field(default_factory=kind, metadata={_METADATA: Key(help)})
 
 
+def is_key(field: dataclasses.Field[Any]) -> bool:
+    """Whether a user may set it; what is computed from other keys has no record."""
+    return _METADATA in field.metadata
+
+
 def key_of(field: dataclasses.Field[Any]) -> Key:
     found: Key = field.metadata[_METADATA]
     return found

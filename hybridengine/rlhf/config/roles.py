@@ -13,7 +13,7 @@ _DTYPES = ("float32", "bfloat16", "float64")
 
 @dataclass
 class Optimizer:
-    lr: float = key(1e-6, "learning rate after the warm-up", above=0)
+    lr: float = 1e-6  # no key of its own: loading sets it to that of the role
     betas: list[float] = key([0.9, 0.999], "decay of AdamW's two moments")
     eps: float = key(1e-8, "added to the root of AdamW's second moment", above=0)
     weight_decay: float = key(0.01, "decoupled weight decay", least=0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridengine.rlhf.config.fields import key, section
+from hybridengine.rlhf.config.presets import PRESETS
 from hybridengine.rlhf.config.roles import Actor, Critic, Reference, RewardModel, Rollout
 
 
@@ -37,7 +38,9 @@ class Gym:
     name: str | None = key(None, "reasoning-gym generator, e.g. chain_sum; null: files are read")
     size: int = key(10000, "samples that it makes", least=1)
     options: dict[str, Any] = key({}, "options of the generator")
-    prompt_key: str = key("question", "prompt: question, or a key of the sample's metadata")
+    prompt_key: str = key(
+        "question", "prompt: question, a key of the metadata, or a format over both"
+    )
 
 
 @dataclass
@@ -82,9 +85,7 @@ class Reward:
 
 @dataclass
 class Kl:
-    where: str = key(
-        "reward", "the KL to the reference is part of it", choices=("reward", "loss", "none")
-    )
+    where: str = key("reward", "what the KL is added to", choices=("reward", "loss", "none"))
     estimator: str = key("k1", "estimator of the KL", choices=("k1", "k2", "k3"))
     unbiased_gradient: bool = key(
         False, "in the loss: the gradient of the KL itself in expectation"
@@ -97,15 +98,17 @@ class Kl:
 
 @dataclass
 class Algorithm:
-    advantage: str = key("gae", "advantage estimator")
+    advantage: str = key(
+        "gae", "estimator: gae, grpo, rloo, reinforce++, reinforce++-baseline or remax"
+    )
     gamma: float = key(1.0, "discount per trainable token", least=0, most=1)
     lam: float = key(0.95, "lambda of GAE", least=0, most=1)
     normalize_advantages: bool = key(True, "whiten advantages over all ranks (gae)")
     scale_advantages: bool = key(True, "divide by the standard deviation of the group (grpo)")
-    policy_loss: str = key("clip", "loss of the policy")
-    clip_ratio: float = key(0.2, "bound of the ratio of clip and dual-clip", above=0)
+    policy_loss: str = key("clip", "clip, clip-higher, dual-clip, gspo or cispo")
+    clip_ratio: float = key(0.2, "bound of the ratio of clip and dual-clip", above=0, most=1)
     clip_ratio_low: float | None = key(
-        None, "lower bound of clip-higher, gspo, cispo; null: theirs", above=0
+        None, "lower bound of clip-higher, gspo, cispo; null: theirs", above=0, most=1
     )
     clip_ratio_high: float | None = key(
         None, "upper bound of clip-higher, gspo, cispo; null: theirs", above=0
@@ -113,7 +116,9 @@ class Algorithm:
     dual_clip_ratio: float = key(3.0, "bound of the loss of dual-clip where A < 0", above=1)
     value_loss: str = key("clip", "loss of the critic", choices=("clip", "mse"))
     value_clip: float = key(0.2, "range of the clipped value loss", above=0)
-    loss_aggregation: str = key("token-mean", "from losses of tokens to one number")
+    loss_aggregation: str = key(
+        "token-mean", "token-mean, seq-mean-token-sum or seq-mean-token-mean"
+    )
     entropy_coef: float = key(0.0, "weight of the entropy in the loss", least=0)
     kl_coef: float = key(0.01, "weight of the KL to the reference", least=0)
     kl: Kl = section(Kl, "the KL to the reference")
@@ -123,7 +128,9 @@ class Algorithm:
         choices=("none", "token", "sequence"),
     )
     rollout_correction_cap: float = key(2.0, "largest of these weights", above=0)
-    group_filter: str = key("none", "dapo: leave out groups with equal scores, and sample more")
+    group_filter: str = key(
+        "none", "none, or dapo: leave out groups with equal scores, and sample more"
+    )
     max_filter_rounds: int = key(4, "generations of a step until its batch is full (dapo)", least=1)
     overlong_buffer: int = key(
         0, "tokens before the limit in which length is punished; 0: off", least=0
@@ -194,7 +201,7 @@ class Warmup:
 
 @dataclass
 class Config:
-    preset: str = key("none", "the preset whose values the rest overrides")
+    preset: str = key("none", "values that the rest overrides", choices=tuple(PRESETS))
     seed: int = key(0, "of data order, sampling and new weights", least=0)
     run: Run = section(Run, "where a run is kept")
     model: Model = section(Model, "the model that learns")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -43,6 +44,8 @@ class Cluster:
     def __init__(self, config: schema.Cluster, *, ours: bool, folder: str | None) -> None:
         self.config = config
         self.pools: list[Pool] = []
+        # By which ranks of all pools know each other; it travels in the arguments of actors.
+        self.token = secrets.token_hex(16)
         self.local = folder is not None
         self._ours, self._folder = ours, folder
         self._open = True

@@ -6,7 +6,6 @@ travels in the arguments of the actors, never through the store.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +46,7 @@ class Pool:
         self.roles: list[str] = []
         self._place = place
         self._failure: Exception | None = None
-        env = {**_ENV, "HYBRIDENGINE_TOKEN": secrets.token_hex(16), **spec.env}
+        env = {**_ENV, "HYBRIDENGINE_TOKEN": cluster.token, **spec.env}
         actor = ray.remote(concurrency_groups=WATCH)(RankProcess)  # type: ignore[call-overload]
         self.processes = [
             actor.options(

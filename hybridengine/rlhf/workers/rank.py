@@ -120,6 +120,7 @@ class RankProcess:
             group=dist.group.WORLD,
             mesh=init_device_mesh(device.type, (self._world,), mesh_dim_names=("dp",)),
             comm=Communicator(self._store, self._rank, self._world, name=self._pool),
+            store=self._store,
         )
 
     def start_role(self, name: str, role: type[Role], config: Any) -> Any:

@@ -33,7 +33,8 @@ class RankContext:
     """What a rank knows of itself; the same object for all roles of the rank.
 
     `group` is the torch.distributed group over the pool, `mesh` its ranks in a row (axis `dp`),
-    `comm` the engine's communicator over the same ranks. `roles` are those that this rank holds.
+    `comm` the engine's communicator over the same ranks, `store` where they met. `roles` are those
+    that this rank holds.
     """
 
     pool: str
@@ -44,6 +45,7 @@ class RankContext:
     group: ProcessGroup
     mesh: DeviceMesh
     comm: Communicator
+    store: Any
     roles: dict[str, Role] = field(default_factory=dict)
     last_progress: float = field(default_factory=time.monotonic)
 

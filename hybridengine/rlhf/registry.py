@@ -1,6 +1,7 @@
 """registry: names for the functions of one kind, so that a config can choose among them.
 
 `Registry` is not a plug-in loader: an entry exists once the module that decorates it is imported.
+It needs no torch, as the processes that compute rewards have none.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Registry(Generic[Result]):
         if name not in self._entries:
             raise UsageError(
                 f"{name!r} is no {self.kind}: known are {', '.join(self._entries)}. "
-                f"Use {_nearest(name, self._entries)}."
+                f"Use {nearest(name, self._entries)}."
             )
         return self._entries[name]
 
@@ -67,12 +68,12 @@ class Registry(Generic[Result]):
                 raise UsageError(
                     f"{self.kind} {name!r} has no option {option!r}: it takes "
                     f"{', '.join(known) or 'none'}. "
-                    + (f"Use {_nearest(option, known)}." if known else "Leave it out.")
+                    + (f"Use {nearest(option, known)}." if known else "Leave it out.")
                 )
         return functools.partial(self.get(name), **options)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """The most similar known name, or words for having to choose where none is similar."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
     return f"the nearest, {matches[0]!r}, or another of these" if matches else "one of these"

@@ -1,0 +1,83 @@
+"""cli: the command lines of `hybridengine train` and `train-reward`; command.py does the work.
+
+Importing this imports nothing of the trainer, so that `hybridengine --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hybridengine import _core
+from hybridengine.signals import exit_on_sigterm
+
+EPILOG = "Every key: docs/config.md, or hybridengine train --print-config."
+
+_Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILE|KEY=VALUE",
+        help="a YAML file first, if any, then keys that override it",
+        show_default=False,
+    ),
+]
+
+
+def train_command(
+    settings: _Settings = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print every key with a line of help, and stop")
+    ] = False,
+    config_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Trains a model by PPO and its family; without arguments, a demo.
+
+    The demo takes three minutes on two CPU cores: a tiny model learns sums
+    and differences of digits. A FILE sets keys over the defaults, KEY=VALUE
+    over the file. `preset=demo` starts from the demo's values.
+
+    Examples:
+      hybridengine train
+      hybridengine train run.name=ci seed=0 trainer.time_limit_s=60
+      hybridengine train examples/grpo_smollm2.yaml actor.lr=1e-6
+      hybridengine train examples/ppo_math.yaml trainer.ranks=4
+
+    Keys used most:
+      model.path                 directory of a HF checkpoint
+      data.train_files           files, '\\[a.parquet, b.jsonl]'
+      data.gym.name              a generated task instead, e.g. chain_sum
+      data.train_batch_size      prompts of a step
+      rollout.n                  responses per prompt
+      algorithm.advantage        gae, grpo, rloo, reinforce++, remax
+      algorithm.kl_coef          weight of the KL to the reference
+      reward.functions, reward.function, reward_model.path
+      actor.lr, actor.ppo_mini_batch_size, actor.lora.enable
+      trainer.ranks, trainer.steps, run.name, run.resume, seed
+
+    A config that cannot work ends with 2 before anything starts, a run that
+    failed with 3.
+    """
+    from hybridengine.rlhf import command
+
+    if config_markdown:
+        typer.echo(command.config_markdown(), nl=False)
+    elif print_config:
+        typer.echo(command.print_config(settings or []), nl=False)
+    else:
+        _core.check_env()
+        with exit_on_sigterm():
+            raise typer.Exit(command.train(settings or []))
+
+
+def train_reward_command(settings: _Settings = None) -> None:
+    """Fits a reward model to pairs of a better and a worse answer.
+
+    The loss is Bradley-Terry's. Keys are those of `hybridengine train`;
+    needed are model.path and data.train_files.
+    """
+    from hybridengine.rlhf import command
+
+    _core.check_env()
+    with exit_on_sigterm():
+        raise typer.Exit(command.train_reward(settings or []))

@@ -1,0 +1,73 @@
+"""command: what `hybridengine train` and `train-reward` do, less the command line itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from hybridengine._core import UsageError
+
+# Packages of the extra by module: those that a config needs, and those that a run needs besides.
+_CONFIG_MODULES = {"omegaconf": "omegaconf", "yaml": "PyYAML"}
+_RUN_MODULES = {
+    "ray": "ray",
+    "transformers": "transformers",
+    "peft": "peft",
+    "datasets": "datasets",
+    "pyarrow": "pyarrow",
+    "reasoning_gym": "reasoning-gym",
+    "math_verify": "math-verify",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "matplotlib": "matplotlib",
+}
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Trains by the config that `arguments` give; the exit code. Throws UsageError."""
+    _require({**_CONFIG_MODULES, **_RUN_MODULES})
+    from hybridengine.rlhf.config.loading import load_config
+
+    config = load_config(arguments)
+    from hybridengine.rlhf.trainer.run import train as run_trainer
+
+    return run_trainer(config)
+
+
+def train_reward(arguments: Sequence[str]) -> int:
+    """Fits a reward model by the config that `arguments` give; the exit code. Throws UsageError."""
+    _require({**_CONFIG_MODULES, **_RUN_MODULES})
+    from hybridengine.rlhf.config.loading import load_pairs_config
+
+    config = load_pairs_config(arguments)
+    from hybridengine.rlhf.trainer.reward_run import train_reward as run_trainer
+
+    return run_trainer(config)
+
+
+def print_config(arguments: Sequence[str]) -> str:
+    """The whole config that `arguments` give, as commented YAML. Throws UsageError."""
+    _require(_CONFIG_MODULES)
+    from hybridengine.rlhf.config.describe import annotated_yaml
+    from hybridengine.rlhf.config.loading import load_config
+
+    return annotated_yaml(load_config(arguments))
+
+
+def config_markdown() -> str:
+    """The page docs/config.md. Throws UsageError."""
+    _require(_CONFIG_MODULES)
+    from hybridengine.rlhf.config import describe
+
+    return describe.config_markdown()
+
+
+def _require(modules: dict[str, str]) -> None:
+    """Throws UsageError that names the packages that are missing; imports none."""
+    missing = [
+        package for module, package in modules.items() if importlib.util.find_spec(module) is None
+    ]
+    if missing:
+        raise UsageError(
+            f"the trainer needs {', '.join(missing)}. pip install 'hybridengine[rlhf]'"
+        )

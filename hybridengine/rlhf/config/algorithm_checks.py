@@ -1,0 +1,116 @@
+"""algorithm_checks: the rules of checks.py that are about the section `algorithm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hybridengine.rlhf.config.keys import entries
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.registry import nearest
+
+# They compare the responses to one prompt with each other.
+_GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline")
+
+_ONE_BOUND_LOSSES = ("clip", "dual-clip")
+
+
+def _names(config: Config) -> Iterator[str]:
+    """Names of formulas. A default is one of them, so that torch is imported for others only."""
+    chosen = {
+        "algorithm.advantage": config.algorithm.advantage,
+        "algorithm.policy_loss": config.algorithm.policy_loss,
+        "algorithm.loss_aggregation": config.algorithm.loss_aggregation,
+        "algorithm.group_filter": config.algorithm.group_filter,
+    }
+    others = {key: name for key, name in chosen.items() if name != entries()[key].default}
+    if not others:
+        return
+    from hybridengine.rlhf import algorithms
+
+    known = {
+        "algorithm.advantage": algorithms.advantage.names(),
+        "algorithm.policy_loss": algorithms.policy_loss.names(),
+        "algorithm.loss_aggregation": algorithms.aggregation.names(),
+        "algorithm.group_filter": algorithms.group_filter.names(),
+    }
+    for key, name in others.items():
+        if name not in known[key]:
+            yield (
+                f"{key} is {name!r}, not one of {', '.join(known[key])}. Use "
+                f"{nearest(name, known[key])}."
+            )
+
+
+def _groups(config: Config) -> Iterator[str]:
+    if config.rollout.n > 1 or config.data.mode == "offline":
+        return
+    algorithm = config.algorithm
+    wants = []
+    if algorithm.advantage in _GROUP_ADVANTAGES:
+        wants.append(f"algorithm.advantage={algorithm.advantage}")
+    if algorithm.group_filter == "dapo":
+        wants.append("algorithm.group_filter=dapo")
+    for want in wants:
+        yield (
+            f"{want} compares the responses to one prompt, but rollout.n is 1. Set rollout.n to 2 "
+            "or more."
+        )
+
+
+def _critic(config: Config) -> Iterator[str]:
+    if config.critic.warmup_steps > 0 and config.algorithm.advantage != "gae":
+        yield (
+            f"critic.warmup_steps is {config.critic.warmup_steps}, but "
+            f"algorithm.advantage={config.algorithm.advantage} has no critic. Set "
+            "critic.warmup_steps=0, or algorithm.advantage=gae."
+        )
+
+
+def _clip_bounds(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.policy_loss not in _ONE_BOUND_LOSSES:
+        return
+    for key in ("clip_ratio_low", "clip_ratio_high"):
+        if getattr(algorithm, key) is not None:
+            yield (
+                f"algorithm.{key} is set, but algorithm.policy_loss={algorithm.policy_loss} has "
+                "one bound, algorithm.clip_ratio. Use algorithm.policy_loss=clip-higher."
+            )
+
+
+def _kl(config: Config) -> Iterator[str]:
+    algorithm, kl = config.algorithm, config.algorithm.kl
+    if kl.controller == "adaptive" and algorithm.kl_coef == 0:
+        yield (
+            "algorithm.kl.controller is adaptive, but algorithm.kl_coef is 0 and stays so. Start "
+            "from a number above 0, e.g. 0.01."
+        )
+    if kl.controller == "adaptive" and kl.where == "none":
+        yield (
+            "algorithm.kl.controller is adaptive, but algorithm.kl.where is none. Use reward or "
+            "loss."
+        )
+    if kl.unbiased_gradient and kl.where != "loss":
+        yield (
+            f"algorithm.kl.unbiased_gradient is true, but algorithm.kl.where is {kl.where}. Set "
+            "algorithm.kl.where=loss."
+        )
+
+
+def _support(config: Config) -> Iterator[str]:
+    """The trainer's log-probs are over all tokens; cut sampling is another distribution."""
+    rollout = config.rollout
+    cuts = []
+    if rollout.top_p < 1:
+        cuts.append(f"rollout.top_p={rollout.top_p:g}")
+    if rollout.top_k > 0:
+        cuts.append(f"rollout.top_k={rollout.top_k}")
+    if cuts and config.data.mode == "online" and config.algorithm.rollout_correction == "none":
+        yield (
+            f"{' and '.join(cuts)} samples among part of the tokens, the trainer's log-probs are "
+            "over all: their ratio is not 1. Set algorithm.rollout_correction=token, or "
+            "rollout.top_p=1 and rollout.top_k=0."
+        )
+
+
+ALGORITHM_RULES = (_names, _groups, _critic, _clip_bounds, _kl, _support)

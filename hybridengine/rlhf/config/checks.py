@@ -1,0 +1,208 @@
+"""checks: combinations of values that cannot work together, each with its mend.
+
+The rules about `algorithm` are in algorithm_checks.py.
+
+Every rule takes a config whose values are within their own bounds and yields a sentence a fault. Of
+what only a file, a model or a machine can tell nothing is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.algorithm_checks import ALGORITHM_RULES
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.registry import nearest
+
+
+def combination_faults(config: Config) -> list[str]:
+    """A sentence about every impossible combination."""
+    return [fault for rule in _RULES for fault in rule(config)]
+
+
+def pair_faults(config: Config) -> list[str]:
+    """What `train-reward` needs besides: pairs from files."""
+    faults = []
+    if config.data.gym.name is not None:
+        faults.append(
+            f"data.gym.name is {config.data.gym.name!r}, but a reward model learns from pairs. Use "
+            "data.train_files with a better and a worse answer a row."
+        )
+    if config.model.path is None:
+        faults.append(
+            "model.path is null, but a reward model starts from a checkpoint. Set model.path."
+        )
+    return faults
+
+
+def _run(config: Config) -> Iterator[str]:
+    name = config.run.name
+    if name is not None and (name in ("", ".", "..") or PurePath(name).name != name):
+        yield f"run.name is {name!r}, not the name of a folder. Use run.dir for the path to it."
+    if config.run.resume and name is None:
+        yield "run.resume is true, but run.name is null. Set run.name to the run to continue."
+
+
+def _model(config: Config) -> Iterator[str]:
+    if config.model.path is None and not config.model.config:
+        yield (
+            "there is no model: model.path is null and model.config is empty. Set model.path to "
+            "the directory of a HF checkpoint, or use preset=demo."
+        )
+    if config.model.path is not None and config.model.config:
+        yield (
+            f"there are two models: model.path is {config.model.path!r} and model.config is set. "
+            "Set model.config={} or model.path=null."
+        )
+
+
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    if not data.train_files and data.gym.name is None:
+        yield (
+            "there is no data: data.train_files is empty and data.gym.name is null. Set one of "
+            "them."
+        )
+    if data.train_files and data.gym.name is not None:
+        yield (
+            f"there are two sources of data: data.train_files and data.gym.name="
+            f"{data.gym.name}. Set data.train_files=[] or data.gym.name=null."
+        )
+
+
+def _offline(config: Config) -> Iterator[str]:
+    if config.data.mode != "offline":
+        return
+    why = "but data.mode is offline, where responses come from files"
+    if config.data.gym.name is not None:
+        yield (
+            f"data.gym.name is {config.data.gym.name!r}, {why}. Use data.mode=online or "
+            "data.train_files."
+        )
+    if config.warmup.steps > 0:
+        yield (
+            f"warmup.steps is {config.warmup.steps}, but data.mode is offline, which has no "
+            "warm-up. Set warmup.steps=0."
+        )
+    if config.algorithm.group_filter == "dapo":
+        yield (
+            f"algorithm.group_filter is dapo, which samples more, {why}. Use "
+            "algorithm.group_filter=none."
+        )
+    if config.algorithm.advantage == "remax":
+        yield (
+            f"algorithm.advantage is remax, whose baseline is a greedy response, {why}. Use "
+            "data.mode=online or another advantage."
+        )
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    data, room = config.data, config.rollout.max_model_len
+    total = data.max_prompt_length + data.max_response_length
+    if total > room:
+        yield (
+            f"data.max_prompt_length {data.max_prompt_length} and data.max_response_length "
+            f"{data.max_response_length} add up to {total}, more than rollout.max_model_len "
+            f"{room}. Set rollout.max_model_len={total}, or shorten one of them."
+        )
+    if config.algorithm.overlong_buffer > data.max_response_length:
+        yield (
+            f"algorithm.overlong_buffer is {config.algorithm.overlong_buffer}, more than "
+            f"data.max_response_length {data.max_response_length}. Use a smaller buffer."
+        )
+
+
+def _batches(config: Config) -> Iterator[str]:
+    mini, whole = config.actor.ppo_mini_batch_size, config.data.train_batch_size
+    if mini > whole:
+        yield (
+            f"actor.ppo_mini_batch_size is {mini}, more than data.train_batch_size {whole}. Set "
+            f"actor.ppo_mini_batch_size={whole} or less."
+        )
+
+
+def _strategies(config: Config) -> Iterator[str]:
+    for role in ("actor", "critic", "reward_model"):
+        if getattr(config, role).strategy == "megatron":
+            yield (
+                f"{role}.strategy is megatron, and megatron roles are not there yet. Use "
+                f"{role}.strategy=fsdp2."
+            )
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    from hybridengine.rlhf.rewards import check
+
+    reward = config.reward
+    try:
+        check(reward)
+    except UsageError as error:
+        yield str(error)
+    if not reward.functions and reward.function is None and config.reward_model.path is None:
+        yield (
+            "there is no reward: reward.functions is empty, reward.function and reward_model.path "
+            "are null. Set one of them."
+        )
+
+
+def _loggers(config: Config) -> Iterator[str]:
+    from hybridengine.rlhf.logging import SINKS
+
+    loggers = config.trainer.loggers
+    for name in loggers:
+        if name not in SINKS:
+            yield (
+                f"trainer.loggers has {name!r}, not one of {', '.join(SINKS)}. Use "
+                f"{nearest(name, SINKS)}."
+            )
+        elif loggers.count(name) > 1:
+            yield f"trainer.loggers has {name!r} more than once. Name it once."
+            return
+
+
+def _betas(config: Config) -> Iterator[str]:
+    for role in ("actor", "critic"):
+        betas = getattr(config, role).optimizer.betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            yield (
+                f"{role}.optimizer.betas is {betas}, not two numbers from 0 to below 1. Use e.g. "
+                "[0.9, 0.999]."
+            )
+
+
+def _tensor_parallel(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    alone = trainer.placement == "standalone"
+    ranks = "rollout_ranks" if alone else "ranks"
+    pools = [("rollout", config.rollout.tp_size, ranks)]
+    if config.reward_model.path is not None:
+        apart = trainer.placement in ("split", "standalone")
+        ranks = "aux_ranks" if apart else "ranks"
+        pools.append(("reward_model", config.reward_model.tp_size, ranks))
+    for role, tp_size, ranks in pools:
+        size = getattr(trainer, ranks)
+        if size % tp_size:
+            yield (
+                f"{role}.tp_size {tp_size} does not divide trainer.{ranks} {size}. Use a divisor "
+                f"of {size}, or another trainer.{ranks}."
+            )
+
+
+def _lora(config: Config) -> Iterator[str]:
+    lora = config.actor.lora
+    if lora.target_modules and not lora.enable:
+        yield (
+            "actor.lora.target_modules is set, but actor.lora.enable is false. Set "
+            "actor.lora.enable=true."
+        )
+    if "" in lora.target_modules:
+        yield "actor.lora.target_modules has an empty name. Use names of layers, e.g. q_proj."
+
+
+_RULES = (
+    *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers),
+    *(_betas, _tensor_parallel, _lora),
+    *ALGORITHM_RULES,
+)

@@ -1,0 +1,49 @@
+"""Data: samples from files and generators, as token ids, in an order that can be resumed.
+
+    samples = open_data(config, "train")
+    encoded, counts = PromptEncoder(tokenizer, max_prompt_length=1024).encode(samples)
+    loader = PromptLoader(len(encoded), batch_size=512, seed=0)
+    rows = [encoded[i] for i in loader.next_batch()]
+
+No network is used. Importing this package imports none of the libraries that read or tokenise.
+"""
+
+from hybridengine.rlhf.data.characters import character_tokenizer
+from hybridengine.rlhf.data.encoding import (
+    Counts,
+    Encoded,
+    PromptEncoder,
+    load_tokenizer,
+)
+from hybridengine.rlhf.data.files import read_files, read_pairs
+from hybridengine.rlhf.data.gym import GymDataset, make_gym
+from hybridengine.rlhf.data.loader import PromptLoader
+from hybridengine.rlhf.data.responses import (
+    EncodedPreference,
+    EncodedResponse,
+    encode_pairs,
+    encode_preferences,
+)
+from hybridengine.rlhf.data.samples import Message, Pair, Sample
+from hybridengine.rlhf.data.source import open_data
+
+__all__ = [
+    "Counts",
+    "Encoded",
+    "EncodedPreference",
+    "EncodedResponse",
+    "GymDataset",
+    "Message",
+    "Pair",
+    "PromptEncoder",
+    "PromptLoader",
+    "Sample",
+    "character_tokenizer",
+    "encode_pairs",
+    "encode_preferences",
+    "load_tokenizer",
+    "make_gym",
+    "open_data",
+    "read_files",
+    "read_pairs",
+]

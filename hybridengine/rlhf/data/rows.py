@@ -1,0 +1,181 @@
+"""rows: records out of parquet, JSON lines and saved HF datasets. Not what their columns mean.
+
+A path may be a file, a directory, or a pattern with * in it. Nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.registry import nearest
+
+_JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+# How files of a HF dataset are named: train-00000-of-00003.parquet.
+_SHARD = re.compile(r"(?P<split>.+)-\d+-of-\d+$")
+_SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record. `position`: the line of a JSON file from 1, the row of another from 0."""
+
+    path: Path
+    position: int
+    values: dict[str, Any]
+
+    def where(self) -> str:
+        """`train.jsonl:12`, or `train.parquet, row 12`, for errors."""
+        if self.path.name.endswith(_JSON_SUFFIXES):
+            return f"{self.path}:{self.position}"
+        return f"{self.path}, row {self.position}"
+
+    def refuse(self, column: str, what: str, mend: str) -> NoReturn:
+        raise UsageError(f"{self.where()}: column {column!r} {what}. {mend}")
+
+
+def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
+    """Every record of every file, in order; files of a directory by name.
+
+    Throws UsageError for a path that is missing, unknown or malformed, with the line of bad JSON.
+    """
+    for path in paths:
+        for file in _files(str(path)):
+            empty = True
+            for row in _read(file):
+                empty = False
+                yield row
+            if empty:
+                raise UsageError(f"{file} has no rows. Give a file that has, or leave it out.")
+
+
+def missing_column(rows: Sequence[Row], column: str, key: str) -> UsageError:
+    """The error for a column that no row has; `key` is the key of the config that names it."""
+    known = list(dict.fromkeys(name for row in rows for name in row.values))
+    return UsageError(
+        f"{rows[0].path} has no column {column!r}: it has {', '.join(known) or 'none'}. "
+        f"Set {key} to {nearest(column, known)}."
+    )
+
+
+def _files(path: str) -> list[Path]:
+    """The files, or saved datasets' directories, that `path` stands for."""
+    if Path(path).exists():
+        return _files_of(Path(path))
+    if glob.has_magic(path):
+        matches = sorted(glob.glob(path, recursive=True))
+        if matches:
+            return [file for match in matches for file in _files_of(Path(match))]
+        raise UsageError(f"no file matches {path!r}. Mend the pattern, or the folder it is in.")
+    raise UsageError(f"there is no file or directory {path!r}. Mend the path.")
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_file() or (path / "state.json").is_file():
+        return [path]
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(str(entry) for entry in path.iterdir() if entry.is_dir())
+        raise UsageError(f"{path} holds several splits. Name one of {', '.join(splits)}.")
+    files = sorted(path.rglob("*.parquet"))
+    if not files:
+        files = sorted([*path.rglob("*.jsonl"), *path.rglob("*.jsonl.gz")])
+    if not files:
+        raise UsageError(
+            f"{path} is no dataset: it holds neither state.json nor parquet or JSONL files. "
+            f"Name the files, or a directory that save_to_disk wrote."
+        )
+    _refuse_several_splits(path, files)
+    return files
+
+
+def _refuse_several_splits(folder: Path, files: list[Path]) -> None:
+    """A directory with train and test files is not read as one: tests would be trained on."""
+    groups: dict[tuple[Path, str], Path] = {}
+    for file in files:
+        stem = file.name.split(".")[0]
+        match = _SHARD.match(stem)
+        split = match["split"] if match else stem if stem in _SPLITS else ""
+        groups.setdefault((file.parent, split), file)
+    if len(groups) > 1:
+        raise UsageError(
+            f"{folder} holds several splits or datasets: one has {next(iter(groups.values()))}, "
+            f"another {list(groups.values())[1]}. Name the files of one; "
+            f"a pattern such as {folder}/data/train-*.parquet will do."
+        )
+
+
+def _read(path: Path) -> Iterator[Row]:
+    if path.is_dir():
+        return _read_saved(path)
+    if path.name.endswith(_JSON_SUFFIXES):
+        return _read_json_lines(path)
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    raise UsageError(
+        f"{path} has a name that does not say what it is. "
+        f"Name it .parquet, .jsonl or .json, or give a directory that save_to_disk wrote."
+    )
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+    from pyarrow import ArrowException
+
+    try:
+        table = parquet.ParquetFile(path).read()
+    except (ArrowException, OSError) as error:
+        raise UsageError(
+            f"{path} cannot be read as parquet: {error}. Write or fetch it again."
+        ) from error
+    records = (record for batch in table.to_batches() for record in batch.to_pylist())
+    for position, record in enumerate(records):
+        yield Row(path, position, record)
+
+
+def _read_saved(path: Path) -> Iterator[Row]:
+    from datasets import load_from_disk  # type: ignore[import-untyped]
+
+    try:
+        dataset = load_from_disk(str(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{path} cannot be read as a saved dataset: {error}. Save it again with save_to_disk."
+        ) from error
+    for position, record in enumerate(dataset):
+        yield Row(path, position, record)
+
+
+def _read_json_lines(path: Path) -> Iterator[Row]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield Row(path, number, _record(f"{path}:{number}", line))
+    except (OSError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read: {error}. Write or fetch it again.") from error
+
+
+def _record(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{where}: not JSON: {error.msg} at column {error.colno}. "
+            f"Write one object a line, on one line."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 at byte {error.start}. Write it as UTF-8.") from error
+    if not isinstance(record, dict):
+        raise UsageError(
+            f"{where}: a JSON {type(record).__name__}, not an object. Write one object a line."
+        )
+    return record

@@ -1,0 +1,34 @@
+"""samples: what one row of data means, whatever it was read from. Text, not yet tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]  # of a chat: "role" and "content", both str, and maybe more
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what a reward needs to judge an answer to it.
+
+    `index` counts samples over all files of a split, in their order. `response` is the answer that
+    the data gives, for supervised and offline training; None where there is none.
+    """
+
+    index: int
+    prompt: str | list[Message]
+    response: str | None
+    ground_truth: Any
+    data_source: str
+    extra: Any
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt, of which `chosen` was preferred."""
+
+    index: int
+    prompt: str | list[Message]
+    chosen: str
+    rejected: str

@@ -1,0 +1,192 @@
+"""decoder: forward passes of a transformers model over the slots of a cache.
+
+It knows tokens and positions, not requests or sampling. Nothing is kept of the model's weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.generation import attention
+from hybridengine.rlhf.generation.requests import Ints
+
+if TYPE_CHECKING:
+    from hybridengine.rlhf.generation.cache import SlotCache
+
+# Tokens, padding included, of one forward pass over prompts: what bounds its activations.
+_PROMPT_TOKENS = 8192
+
+
+class Decoder:
+    """`model` on `device`. Throws UsageError on a model that cannot run on slots or does not have
+    the pad token."""
+
+    def __init__(self, model: Any, pad_token_id: int, device: torch.device) -> None:
+        self._model, self._pad, self._device = model, pad_token_id, device
+        self._config = model.config
+        if isinstance(pad_token_id, bool) or pad_token_id not in range(self.vocab):
+            raise UsageError(
+                f"pad_token_id is {pad_token_id!r}, but the model's vocabulary has {self.vocab}. "
+                "Use any token of it, for example the one that ends a text."
+            )
+        self._kinds = attention.layer_kinds(self._config)
+        self._own_attention = _uses_own_attention(model)
+        self._cache: SlotCache | None = None
+
+    @property
+    def vocab(self) -> int:
+        return int(self._config.vocab_size)
+
+    def slots(self, wanted: int, capacity: int, cache_bytes: int | None) -> int:
+        """Makes room for at most `wanted` sequences of `capacity` positions, for fewer where they
+        would take more than `cache_bytes`. Returns for how many."""
+        slots = wanted if cache_bytes is None else min(wanted, cache_bytes // self._bytes(capacity))
+        if slots < 1:
+            raise UsageError(
+                f"a sequence of {capacity} tokens needs {self._bytes(capacity)} bytes of cache, "
+                f"but cache_bytes is {cache_bytes}. Raise it (rollout.gpu_memory_utilization), or "
+                "lower rollout.max_model_len."
+            )
+        cache = self._cache
+        if cache is None or cache.slots < slots or cache.capacity < capacity:
+            from hybridengine.rlhf.generation.cache import SlotCache
+
+            self._cache = None  # before the next one is made
+            self._cache = SlotCache(len(self._kinds), slots, capacity)
+        return slots
+
+    def free(self) -> None:
+        self._cache = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it the model is in inference mode and attends as slots need it; then as before."""
+        was_training, before = self._model.training, self._config._attn_implementation
+        if was_training:
+            self._model.eval()
+        if self._own_attention:
+            self._config._attn_implementation = attention.IMPLEMENTATION
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self._config._attn_implementation = before
+            self._model.train(was_training)
+
+    def enter(self, rows: Ints, prompts: Sequence[Sequence[int]]) -> None:
+        """Fills slot rows[i] with all of prompts[i] but its last token, which is decoded like those
+        that follow. Equal prompts run once."""
+        slots: dict[tuple[int, ...], list[int]] = {}
+        for row, prompt in zip(rows.tolist(), prompts, strict=True):
+            if len(prompt) > 1:
+                slots.setdefault(tuple(prompt[:-1]), []).append(row)
+        for texts in _parts(sorted(slots, key=len)):
+            self._enter(texts, [slots[text] for text in texts])
+
+    def step(self, tokens: Ints, positions: Ints) -> torch.Tensor:
+        """Logits [B, V] after one token for each of the first B slots."""
+        length = int(positions.max()) + 1
+        equal = bool((positions == length - 1).all())
+        places = self._tensor(positions)
+        masks: attention.Masks = {}
+        for kind in set(self._kinds):
+            window = attention.window_of(self._config, kind)
+            hides = not equal or (window is not None and length > window)
+            masks[kind] = (
+                attention.token_mask(places, length, window, self._like) if hides else None
+            )
+        self._slot_cache.advance(places, length)
+        out = self._forward(self._model, self._tensor(tokens)[:, None], places[:, None], masks)
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+    def move(self, src: Ints, dst: Ints, length: int) -> None:
+        """Puts the sequences of slots `src` into `dst`; they have `length` positions at most."""
+        self._slot_cache.move(self._tensor(src), self._tensor(dst), length)
+
+    def _enter(self, texts: list[tuple[int, ...]], slots: list[list[int]]) -> None:
+        width = max(map(len, texts))
+        tokens = np.full((len(texts), width), self._pad, np.int64)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        masks: attention.Masks = {}
+        for kind in set(self._kinds):
+            window = attention.window_of(self._config, kind)
+            explicit = not self._own_attention
+            masks[kind] = attention.prompt_mask(width, window, self._like, explicit)
+        rows = np.array(list(itertools.chain.from_iterable(slots)), np.int64)
+        sources = np.repeat(np.arange(len(texts)), [len(each) for each in slots])
+        self._slot_cache.enter(self._tensor(rows), self._tensor(sources))
+        positions = torch.arange(width, device=self._device)[None]
+        self._forward(self._model.base_model, self._tensor(tokens), positions, masks)
+
+    def _forward(
+        self, module: Any, tokens: torch.Tensor, positions: torch.Tensor, masks: attention.Masks
+    ) -> Any:
+        # Models with layers of one kind take its mask; the others take one for each kind.
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
+        return module(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._slot_cache,
+            use_cache=True,
+        )
+
+    @property
+    def _slot_cache(self) -> SlotCache:
+        assert self._cache is not None
+        return self._cache
+
+    @property
+    def _like(self) -> torch.Tensor:
+        """Of the type and on the device of activations."""
+        return torch.empty(0, dtype=self._model.dtype, device=self._device)
+
+    def _bytes(self, capacity: int) -> int:
+        """Of one slot."""
+        config = self._config
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        position = 2 * kv_heads * head_dim * self._model.dtype.itemsize
+        return int(len(self._kinds) * position * capacity)
+
+    def _tensor(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _uses_own_attention(model: Any) -> bool:
+    """Whether the model's attention is torch's SDPA, in whose place `attend` is put; a model with
+    eager attention keeps it."""
+    found = model.config._attn_implementation
+    if found not in ("sdpa", "eager", attention.IMPLEMENTATION):
+        raise UsageError(
+            f"the model was loaded with attention {found!r}, which takes no mask of slots. Load it "
+            'with attn_implementation="sdpa".'
+        )
+    if found == "eager":
+        return False
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(attention.IMPLEMENTATION, attention.attend)
+    return True
+
+
+def _parts(texts: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """`texts`, from short to long, in parts of _PROMPT_TOKENS at most or of a single one."""
+    part: list[tuple[int, ...]] = []
+    for text in texts:
+        if part and (len(part) + 1) * len(text) > _PROMPT_TOKENS:
+            yield part
+            part = []
+        part.append(text)
+    if part:
+        yield part

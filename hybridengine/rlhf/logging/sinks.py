@@ -1,0 +1,117 @@
+"""sinks: one interface for the console, files, TensorBoard and wandb."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hybridengine.rlhf.config.schema import Config
+
+Metrics = Mapping[str, float]
+
+
+class Sink(Protocol):
+    """Takes the metrics of one step at a time: names like "actor/kl" with plain numbers."""
+
+    def log(self, step: int, metrics: Metrics) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Sinks:
+    """Several as one. close() closes all of them, also when one fails."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        failures = []
+        while self._sinks:
+            try:
+                self._sinks.pop().close()
+            except Exception as error:  # the others still have to write what they hold
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+class JsonLines:
+    """metrics.jsonl: one object a step. What is not finite is null, which JSON can hold."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **row}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files that `tensorboard --logdir` reads."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A Weights & Biases run; offline it stays below the run's folder, for `wandb sync`."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        import wandb
+
+        from hybridengine.rlhf.config.loading import to_dict
+
+        self._run = wandb.init(
+            project=config.wandb.project,
+            entity=config.wandb.entity,
+            mode="online" if config.wandb.mode == "online" else "offline",
+            name=folder.name,
+            dir=str(folder),
+            config=to_dict(config),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _console(config: Config, folder: Path) -> Sink:
+    from hybridengine.rlhf.logging.console import ConsoleTable
+
+    return ConsoleTable(config.trainer.steps)
+
+
+SINKS: dict[str, Callable[[Config, Path], Sink]] = {
+    "console": _console,
+    "jsonl": lambda config, folder: JsonLines(folder / "metrics.jsonl"),
+    "tensorboard": lambda config, folder: TensorBoard(folder / "tensorboard"),
+    "wandb": Wandb,
+}
+
+
+def open_sinks(config: Config, folder: Path) -> Sinks:
+    """The sinks that `trainer.loggers` names, which config checks have found known."""
+    return Sinks([SINKS[name](config, folder) for name in config.trainer.loggers])

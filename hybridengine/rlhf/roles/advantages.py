@@ -1,0 +1,111 @@
+"""advantages: from scores, log-probs and values of a rank's rows to what the updates need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hybridengine.rlhf.algorithms import (
+    AllReduce,
+    Rollout,
+    advantage,
+    kl_estimator,
+    rollout_correction,
+    token_rewards,
+)
+from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.schema import Algorithm
+
+_SUMS = ("tokens", "sequences", "kl", "advantages", "returns", "correction")
+
+
+def with_advantages(
+    batch: Batch, algorithm: Algorithm, *, kl_coef: float, all_reduce: AllReduce | None = None
+) -> tuple[Batch, dict[str, float]]:
+    """Columns advantages, returns (with a critic) and weights (with a correction) for the rows of
+    `batch`, and means over all ranks. Groups lie whole on a rank. Collective with `all_reduce`.
+
+    `ref_kl` is the mean over trainable tokens, `sequence_kl` over rows of their sums, both of the
+    estimator in the config; they are there when the batch has ref_log_probs.
+    """
+    mask = batch.padded("mask", False)
+    kl = _kl(batch, mask, algorithm)
+    in_reward = algorithm.kl.where == "reward" and kl is not None
+    rewards = token_rewards(
+        batch["scores"].to(batch["old_log_probs"].dtype),
+        mask,
+        kl=kl if in_reward else None,
+        kl_coef=kl_coef if in_reward else 0.0,
+    )
+    estimate = advantage.bind(algorithm.advantage, **_options(algorithm, all_reduce))
+    result = estimate(
+        Rollout(
+            rewards,
+            mask,
+            groups=batch["group"],
+            values=batch.padded("values") if "values" in batch else None,
+            truncated=batch["truncated"],
+            last_values=batch.rows.get("last_values"),
+            baselines=batch.rows.get("baselines"),
+        )
+    )
+    columns = {"advantages": batch.flat(result.advantages)}
+    if result.returns is not None:
+        columns["returns"] = batch.flat(result.returns)
+    if algorithm.rollout_correction != "none":
+        correct = rollout_correction.bind(
+            algorithm.rollout_correction, cap=algorithm.rollout_correction_cap
+        )
+        old, sampled = batch.padded("old_log_probs"), batch.padded("rollout_log_probs")
+        columns["weights"] = batch.flat(correct(old, sampled, mask))
+    return Batch(batch.lengths, columns), _means(batch, columns, mask, kl, all_reduce)
+
+
+def _kl(batch: Batch, mask: torch.Tensor, algorithm: Algorithm) -> torch.Tensor | None:
+    if "ref_log_probs" not in batch:
+        return None
+    old, reference = batch.padded("old_log_probs"), batch.padded("ref_log_probs")
+    return kl_estimator.get(algorithm.kl.estimator)(old, reference, mask)
+
+
+def _options(algorithm: Algorithm, all_reduce: AllReduce | None) -> dict[str, Any]:
+    """Those of the config that the chosen estimator takes."""
+    known = {
+        "gamma": algorithm.gamma,
+        "lam": algorithm.lam,
+        "normalize": algorithm.normalize_advantages,
+        "scale": algorithm.scale_advantages,
+        "all_reduce": all_reduce,
+    }
+    names = advantage.options(algorithm.advantage)
+    return {name: value for name, value in known.items() if name in names}
+
+
+def _means(
+    batch: Batch,
+    columns: dict[str, torch.Tensor],
+    mask: torch.Tensor,
+    kl: torch.Tensor | None,
+    all_reduce: AllReduce | None,
+) -> dict[str, float]:
+    flat = batch["mask"]
+    sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+    sums[0], sums[1] = flat.sum(), mask.any(1).sum()
+    if kl is not None:
+        sums[2] = torch.where(mask, kl, 0).sum()
+    for index, name in ((3, "advantages"), (4, "returns"), (5, "weights")):
+        if name in columns:
+            sums[index] = torch.where(flat, columns[name], 0).sum()
+    if all_reduce is not None:
+        sums = all_reduce(sums)
+    tokens, sequences, kl_sum, advantages, returns, weights = sums.tolist()
+    means = {"advantage": advantages / max(tokens, 1)}
+    if kl is not None:
+        means["ref_kl"] = kl_sum / max(tokens, 1)
+        means["sequence_kl"] = kl_sum / max(sequences, 1)
+    if "returns" in columns:
+        means["return"] = returns / max(tokens, 1)
+    if "weights" in columns:
+        means["correction"] = weights / max(tokens, 1)
+    return means

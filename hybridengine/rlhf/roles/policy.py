@@ -1,0 +1,199 @@
+"""policy: the actor, the policy that trains, and the reference, which stays as the actor began."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+
+from hybridengine.rlhf.algorithms import sum_over
+from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.roles import Sharding
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.roles.advantages import with_advantages
+from hybridengine.rlhf.roles.schedule import total_updates
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
+from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
+from hybridengine.rlhf.training.models import build_model, weight_dtype
+from hybridengine.rlhf.training.optimizer import ShardedAdamW, local
+from hybridengine.rlhf.training.passes import Passes
+from hybridengine.rlhf.training.ppo import PolicyUpdate
+from hybridengine.rlhf.training.sharding import shard
+from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.supervised import SupervisedUpdate
+from hybridengine.rlhf.workers import RankContext, Role, dispatch
+
+
+class ActorRole(Role):
+    def __init__(self, context: RankContext, config: Config) -> None:
+        super().__init__(context, config)
+        actor = config.actor
+        module = build_model(config.model, "policy", weight_dtype(actor), config.seed)
+        if actor.lora.enable:
+            module = add_adapters(module, actor.lora, config.seed)
+        self.module = shard(module, actor, context.mesh)
+        self.passes = Passes(self.module, actor, config.rollout.temperature, comm=context.comm)
+        self._optimizer = self._make_optimizer(actor.lr)
+        self._update = PolicyUpdate(self.passes, self._optimizer, config, context.comm)
+        self._merged = merged_tensors(self.module) if actor.lora.enable else None
+        self._offloaded = False
+        self._transfer: Transfer | None = None
+        self._supervised: SupervisedUpdate | None = None
+
+    @dispatch("by_rank")
+    def supervise(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step of the warm-up on this rank's rows (ids, mask)."""
+        if self._supervised is None:
+            optimizer = self._make_optimizer(self.config.warmup.lr, constant=True)
+            self._supervised = SupervisedUpdate(self.passes, optimizer, self.context.comm)
+        return self._supervised.update(batch)
+
+    @dispatch("by_rank", returns="reference")
+    def prepare(self, shard: tuple[Batch, dict[str, list[Any]]]) -> tuple[Batch, dict[str, Any]]:
+        """Rows and columns for them (mini_batch, baselines): the rows with these and old_log_probs;
+        with adapters ref_log_probs too, from the weights without them."""
+        began = time.perf_counter()
+        if self._offloaded:
+            self._optimizer.load_moments()
+            self._offloaded = False
+        batch, columns = shard
+        rows = {name: torch.tensor(column) for name, column in columns.items()}
+        batch = batch.with_rows(**rows)
+        if "old_log_probs" not in batch:
+            batch = batch.with_tokens(old_log_probs=self.passes.log_probs(batch))
+        if self.config.actor.lora.enable and self.config.reference.path is None:
+            with without_adapters(self.module):
+                batch = batch.with_tokens(ref_log_probs=self.passes.log_probs(batch))
+        return batch, {"seconds": time.perf_counter() - began}
+
+    @dispatch("by_rank", returns="reference")
+    def advantages(self, shard: tuple[Batch, ...], kl_coef: float) -> tuple[Batch, dict[str, Any]]:
+        """The rows, whose columns may come apart, with advantages, returns and weights."""
+        began = time.perf_counter()
+        batch = shard[0].merged(*shard[1:])
+        columns, means = with_advantages(
+            batch,
+            self.config.algorithm,
+            kl_coef=kl_coef,
+            all_reduce=sum_over(self.context.comm),
+        )
+        return batch.merged(columns), {"seconds": time.perf_counter() - began, "means": means}
+
+    @dispatch("by_rank")
+    def update(self, batch: Batch, kl_coef: float) -> dict[str, float]:
+        """The optimizer steps of one step of training; means over all ranks."""
+        began = time.perf_counter()
+        metrics = self._update.update(batch, kl_coef=kl_coef)
+        return {**metrics, "seconds": time.perf_counter() - began}
+
+    @dispatch()
+    def open_meeting(self) -> tuple[str, int]:
+        """On the first rank: a store where the rollout's pool meets this one; its host and port."""
+        self._store = open_store() if self.context.rank == 0 else None
+        return (self.context.host, self._store.port) if self._store is not None else ("", 0)
+
+    @dispatch(collect="none")
+    def connect(self, meeting: Meeting) -> None:
+        comm = meeting.join(self.context.rank, self._store)
+        self._transfer = Transfer(
+            comm,
+            spec_of(self.module, self.config.actor),
+            self.source(),
+            actor_ranks=meeting.actor_ranks,
+            rollout_ranks=meeting.rollout_ranks,
+            tp_size=self.config.rollout.tp_size,
+            dtype=self.config.rollout.dtype,
+        )
+
+    @dispatch()
+    def send(self) -> dict[str, float]:
+        """This rank's end of a transfer to a rollout in a pool of its own."""
+        self.refresh_source()
+        assert self._transfer is not None, "connect() comes first"
+        return self._transfer.run()
+
+    def offload(self) -> None:
+        """Moves what only training needs to host memory, until the next prepare(). The weights
+        stay: they are what a transfer reads."""
+        self._optimizer.zero_grad()
+        self._optimizer.offload_moments()
+        self._offloaded = True
+
+    def source(self) -> torch.nn.Module | dict[str, torch.Tensor]:
+        """The shards that a transfer reads: the module's, or with adapters merged ones."""
+        return self.module if self._merged is None else self._merged
+
+    def refresh_source(self) -> None:
+        """Brings source() up to date, where it is not the weights themselves."""
+        if self._merged is not None:
+            merged_tensors(self.module, self._merged)
+
+    def _make_optimizer(self, lr: float, *, constant: bool = False) -> ShardedAdamW:
+        actor = self.config.actor
+        options = dataclasses.replace(actor.optimizer, schedule="constant", warmup_steps=0)
+        return ShardedAdamW(
+            self.module,
+            options if constant else actor.optimizer,
+            lr,
+            comm=self.context.comm,
+            total_steps=total_updates(self.config, actor.ppo_epochs),
+            offload=actor.optimizer_offload,
+        )
+
+    @dispatch(collect="none")
+    def save(self, folder: str) -> None:
+        save_state(folder, self.module, self._optimizer)
+
+    @dispatch(collect="none")
+    def restore(self, folder: str) -> None:
+        load_state(folder, self.module, self._optimizer)
+
+    @dispatch(collect="none")
+    def export(self, folder: str) -> None:
+        """A HF checkpoint with the tokenizer, from the first rank."""
+        tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
+        export_hf(self.module, tokenizer, folder)
+
+
+class ReferenceRole(Role):
+    """The policy that the KL is measured to: of `reference.path`, or the actor as it was when
+    freeze() was called."""
+
+    def __init__(self, context: RankContext, config: Config) -> None:
+        super().__init__(context, config)
+        sharding = dataclasses.replace(
+            _sharding_of(config), param_offload=config.reference.param_offload
+        )
+        module = build_model(
+            config.model, "policy", weight_dtype(sharding), config.seed, config.reference.path
+        )
+        self._module = shard(module.requires_grad_(False), sharding, context.mesh)
+        self._passes = Passes(self._module, sharding, config.rollout.temperature, comm=context.comm)
+
+    @dispatch(collect="none")
+    def freeze(self) -> None:
+        """Takes the actor's weights as they are now, shard by shard: both are cut the same way."""
+        if self.config.reference.path is None:
+            actor: Any = self.context.roles["actor"]
+            pairs = zip(actor.module.parameters(), self._module.parameters(), strict=True)
+            with torch.no_grad():
+                for theirs, ours in pairs:
+                    local(ours).copy_(local(theirs))
+
+    @dispatch("by_rank", returns="reference")
+    def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
+        """The column ref_log_probs."""
+        began = time.perf_counter()
+        columns = {"ref_log_probs": self._passes.log_probs(batch)}
+        return Batch(batch.lengths, columns), {"seconds": time.perf_counter() - began}
+
+
+def _sharding_of(config: Config) -> Sharding:
+    """The actor's, without what only training needs."""
+    fields = {
+        field.name: getattr(config.actor, field.name) for field in dataclasses.fields(Sharding)
+    }
+    return Sharding(**{**fields, "activation_checkpointing": False})

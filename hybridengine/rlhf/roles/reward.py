@@ -1,0 +1,72 @@
+"""reward: what responses are worth, by functions."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+from hybridengine.rlhf.algorithms import overlong_penalty
+from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.rewards import Item, RewardProcesses
+from hybridengine.rlhf.workers import RankContext, Role, dispatch
+
+
+class RewardRole(Role):
+    """Runs the reward functions of the config in processes of its own."""
+
+    def __init__(self, context: RankContext, config: Config) -> None:
+        super().__init__(context, config)
+        self._processes = RewardProcesses(config.reward, self._warn)
+
+    @dispatch("by_rank", returns="reference")
+    def score(self, shard: tuple[Batch, Batch | None]) -> tuple[Batch, dict[str, Any]]:
+        """Rows, with model_scores where there is a reward model: the rows with `task_scores`, the
+        sum of functions and model, and `scores`, which have the penalty for length too."""
+        began = time.perf_counter()
+        batch, model_scores = shard
+        items = [
+            Item(
+                data_source=batch["data_source"][row],
+                solution=batch["response"][row],
+                ground_truth=batch["ground_truth"][row],
+                extra=batch["extra"][row],
+                sample=int(batch["sample_id"][row]),
+            )
+            for row in range(len(batch))
+        ]
+        found = self._processes.score(items)
+        task = torch.tensor([score.value for score in found], dtype=torch.float64)
+        if model_scores is not None:
+            task = task + self.config.reward_model.weight * model_scores["model_scores"].double()
+        scored = batch.with_rows(task_scores=task, scores=task + self._length_penalty(batch))
+        names = sorted({name for score in found for name in score.parts})
+        summary = {
+            "seconds": time.perf_counter() - began,
+            "scores": scored["scores"].tolist(),
+            "task_scores": task.tolist(),
+            "parts": {name: [score.parts.get(name, 0.0) for score in found] for name in names},
+            "errors": sum(score.error is not None for score in found),
+        }
+        return scored, summary
+
+    @dispatch(collect="none")
+    def close(self) -> None:
+        self._processes.close()
+
+    def _length_penalty(self, batch: Batch) -> torch.Tensor:
+        algorithm = self.config.algorithm
+        if not algorithm.overlong_buffer:
+            return torch.zeros(len(batch), dtype=torch.float64)
+        return overlong_penalty(
+            batch.lengths - batch["prompt_length"],
+            max_length=self.config.data.max_response_length,
+            buffer=algorithm.overlong_buffer,
+            factor=algorithm.overlong_factor,
+        )
+
+    def _warn(self, text: str) -> None:
+        sys.stderr.write(f"reward, rank {self.context.rank}: {text}\n")

@@ -1,0 +1,185 @@
+"""rollout: the policy that generates."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from hybridengine import Communicator, Spec
+from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
+from hybridengine.rlhf.training.memory import memory_share
+from hybridengine.rlhf.training.models import build_model
+from hybridengine.rlhf.workers import RankContext, Role, dispatch
+
+
+class RolloutRole(Role):
+    """One engine for every `rollout.tp_size` ranks. Its weights come from the actor; until the
+    first sync() it has none."""
+
+    def __init__(self, context: RankContext, config: Config) -> None:
+        super().__init__(context, config)
+        self.tokenizer = open_tokenizer(config)
+        rollout = config.rollout
+        self._leads = context.rank % rollout.tp_size == 0  # the others repeat what it does
+        model, self._spec = self._build_model()
+        self._engine = Engine(
+            model.to(context.device),
+            eos_token_ids=[self.tokenizer.eos_token_id],
+            pad_token_id=self.tokenizer.pad_token_id,
+            tokenizer=self.tokenizer,
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            device=context.device,
+            **rollout.engine_options,
+        )
+        self._transfer: Transfer | None = None
+
+    @dispatch()
+    def connect(self, meeting: Meeting | None) -> None:
+        """Meets the actor: in the same processes (None), or where `meeting` says."""
+        actor: Any = self.context.roles.get("actor")
+        if meeting is None:
+            comm, source = self.context.comm, actor.source()
+            actor_ranks = self.context.world
+        else:
+            actor_ranks = meeting.actor_ranks
+            comm, source = meeting.join(actor_ranks + self.context.rank), None
+        self._transfer = Transfer(
+            comm,
+            self._spec,
+            source,
+            actor_ranks=actor_ranks,
+            rollout_ranks=self.context.world,
+            tp_size=self.config.rollout.tp_size,
+            dtype=self.config.rollout.dtype,
+        )
+
+    @dispatch()
+    def sync(self) -> dict[str, float]:
+        """Takes the actor's weights as they are now. Above `rollout.reshard_threshold` of the
+        memory the actor of this process first moves its optimizer to host memory."""
+        actor: Any = self.context.roles.get("actor")
+        began = time.perf_counter()
+        used = memory_share(self.context.device)
+        offloaded = actor is not None and used > self.config.rollout.reshard_threshold
+        if offloaded:
+            actor.offload()
+        assert self._transfer is not None, "connect() comes first"
+        if actor is not None:
+            actor.refresh_source()
+        facts = self._transfer.run()
+        self._engine.load_weights(self._transfer.tensors)
+        return {
+            **facts,
+            "seconds": time.perf_counter() - began,
+            "memory_share": used,
+            "offloaded": float(offloaded),
+        }
+
+    @dispatch("by_rank", returns="reference")
+    def generate(
+        self, prompts: Batch, options: dict[str, Any] | None = None, texts: bool = False
+    ) -> tuple[Batch, dict[str, Any]]:
+        """Responses to `prompts`: ids, and by row sample_id, group, with whatever objects. The
+        ranks of a tp group get the same prompts; only the first of them hands rows on.
+
+        `options` replace those of SamplingParams that the config gives. With `texts` the responses
+        come back to the controller too.
+        """
+        began = time.perf_counter()
+        found = self._engine.generate(
+            [ids.tolist() for ids in prompts["ids"].split(prompts.lengths.tolist())],
+            self._params(options or {}),
+            sample_ids=prompts["sample_id"].tolist(),
+        )
+        batch = self._as_batch(prompts, found)
+        if not self._leads:
+            batch = batch.select([])
+        summary = {
+            "seconds": time.perf_counter() - began,
+            "lengths": batch.lengths.tolist(),
+            "responses": (batch.lengths - batch["prompt_length"]).tolist(),
+            "truncated": batch["truncated"].tolist(),
+            "groups": batch["group"].tolist(),
+            "texts": batch["response"] if texts else [],
+        }
+        return batch, summary
+
+    @dispatch(collect="none")
+    def release(self) -> None:
+        """Frees the cache of keys and values until the next generate()."""
+        self._engine.free()
+
+    def _build_model(self) -> tuple[Any, Spec]:
+        """The module whose weights will be the actor's, whole or this rank's share of it, and the
+        tensors of the whole."""
+        rollout = self.config.rollout
+        module = build_model(
+            self.config.model, "policy", getattr(torch, rollout.dtype), self.config.seed
+        )
+        spec = spec_of(module, self.config.actor)
+        if rollout.tp_size == 1:
+            return module, spec
+        from hybridengine.rlhf.generation.tensor_parallel import shard_model
+
+        group, rank = divmod(self.context.rank, rollout.tp_size)
+        comm = Communicator(
+            self.context.store, rank, rollout.tp_size, name=f"{self.context.pool}.tp{group}"
+        )
+        return shard_model(module.config, rank, rollout.tp_size, comm), spec
+
+    def _params(self, options: dict[str, Any]) -> SamplingParams:
+        rollout = self.config.rollout
+        chosen: dict[str, Any] = {
+            "max_tokens": self.config.data.max_response_length,
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+            "stop": tuple(rollout.stop),
+            "ignore_eos": rollout.ignore_eos,
+            "seed": self.config.seed,
+        }
+        return SamplingParams(**{**chosen, **options})
+
+    def _as_batch(self, prompts: Batch, found: list[Generation]) -> Batch:
+        """Prompts and responses as rows."""
+        responses = [torch.tensor(each.ids, dtype=torch.int64) for each in found]
+        log_probs = [torch.tensor(each.log_probs, dtype=torch.float32) for each in found]
+        ids, masks, sampled = [], [], []
+        for prompt, response, logs in zip(
+            prompts["ids"].split(prompts.lengths.tolist()), responses, log_probs, strict=True
+        ):
+            ids += [prompt, response]
+            masks += [
+                torch.zeros(len(prompt), dtype=torch.bool),
+                torch.ones(len(response), dtype=torch.bool),
+            ]
+            sampled += [torch.zeros(len(prompt)), logs]
+        lengths = prompts.lengths + torch.tensor([len(r) for r in responses], dtype=torch.int64)
+        texts = self.tokenizer.batch_decode([each.ids for each in found], skip_special_tokens=True)
+        return Batch(
+            lengths,
+            {
+                "ids": _joined(ids, torch.int64),
+                "mask": _joined(masks, torch.bool),
+                "rollout_log_probs": _joined(sampled, torch.float32),
+            },
+            {
+                **prompts.rows,
+                "prompt_length": prompts.lengths,
+                "truncated": torch.tensor(
+                    [each.finish_reason == "length" for each in found], dtype=torch.bool
+                ),
+            },
+            {**prompts.objects, "response": texts},
+        )
+
+
+def _joined(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype)

@@ -1,0 +1,19 @@
+"""tokenizer: the tokenizer of a config, the same wherever it is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import character_tokenizer, load_tokenizer
+from hybridengine.rlhf.training.models import model_directory
+
+
+def open_tokenizer(config: Config) -> Any:
+    """That of `model.tokenizer`, else of `model.path`; for a model made from `model.config` alone,
+    single characters. Throws UsageError on one that does not load."""
+    model = config.model
+    source = model.tokenizer if model.tokenizer is not None else model.path
+    if source is None:
+        return character_tokenizer(int(model.config.get("vocab_size", 128)))
+    return load_tokenizer(model_directory(source), model.chat_template)

@@ -1,0 +1,121 @@
+"""offline: rollouts from files instead of generation.
+
+Responses are scored and their old log-probs computed once, before the first step, with the weights
+that training starts from; steps then draw prompts with all their responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, encode_pairs, open_data
+from hybridengine.rlhf.trainer.clock import Clock
+from hybridengine.rlhf.trainer.partition import spread
+from hybridengine.rlhf.trainer.rows import Rows
+from hybridengine.rlhf.trainer.step import Scored, Steps
+from hybridengine.rlhf.trainer.warmup import as_rows
+
+_CHUNK_ROWS = 4096  # scored and measured at a time
+
+
+class Offline:
+    """The responses of the training files. Rows with the same prompt are a group."""
+
+    eval: Sequence[Encoded] = ()  # there is nothing that generates
+
+    def __init__(self, config: Config, tokenizer: Any) -> None:
+        """Throws UsageError on data that is missing, malformed or empty after the filters."""
+        data = config.data
+        self.encoder = PromptEncoder(
+            tokenizer,
+            data.max_prompt_length,
+            apply_chat_template=data.apply_chat_template,
+            overlong=data.overlong_prompts,
+        )
+        self._encoded, self.counts = encode_pairs(
+            self.encoder, open_data(config, "train"), data.max_response_length
+        )
+        serials: dict[tuple[int, ...], int] = {}
+        self._groups = [
+            serials.setdefault(tuple(each.ids[: each.prompt_length]), len(serials))
+            for each in self._encoded
+        ]
+        self._members: list[list[int]] = [[] for _ in serials]
+        for row, group in enumerate(self._groups):
+            self._members[group].append(row)
+        self._size = data.train_batch_size
+        self._loader = PromptLoader(len(serials), self._size, config.seed, shuffle=data.shuffle)
+        self._all: Scored | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self._members) // self._size)
+
+    def rollouts(self, steps: Steps, clock: Clock) -> tuple[Scored, dict[str, float]]:
+        """The responses to the next prompts, and their metrics."""
+        if self._all is None:
+            self._all = self._scored(steps)
+        # A batch that crosses the border of an epoch may name a prompt twice: once is enough.
+        chosen = dict.fromkeys(self._loader.next_batch())
+        scored = self._all.select([row for group in chosen for row in self._members[group]])
+        return scored, scored.metrics()
+
+    def baselines(self, steps: Steps, scored: Scored, clock: Clock) -> None:
+        """None: there is no greedy response to compare with."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self._loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state["loader"])
+
+    def _scored(self, steps: Steps) -> Scored:
+        """All rows with scores and old log-probs."""
+        chunks = []
+        for start in range(0, len(self._encoded), _CHUNK_ROWS):
+            rows = list(range(start, min(start + _CHUNK_ROWS, len(self._encoded))))
+            batch = self._batch(rows)
+            reference = steps.roles.actor.pool.cluster.put(batch)
+            places = Rows.of([reference], [list(range(len(rows)))])
+            lengths = batch.lengths.tolist()
+            found = steps.score(places, lengths, Clock())
+            parts = spread(lengths, steps.roles.actor.pool.num_ranks)
+            measured = steps.roles.actor.prepare(
+                [(found["rows"].picks(part), {}) for part in parts]
+            )
+            found["rows"] = Rows.of(measured, parts)
+            chunks.append(
+                Scored(
+                    lengths=lengths,
+                    responses=(batch.lengths - batch["prompt_length"]).tolist(),
+                    truncated=[False] * len(rows),
+                    groups=[self._groups[row] for row in rows],
+                    **found,
+                )
+            )
+        return Scored.concat(chunks)
+
+    def _batch(self, rows: list[int]) -> Batch:
+        some = [self._encoded[row] for row in rows]
+        prompts = [each.ids[: each.prompt_length] for each in some]
+        answers = [each.ids[each.prompt_length :] for each in some]
+        return (
+            as_rows(prompts, answers)
+            .with_rows(
+                sample_id=torch.tensor(rows),
+                group=torch.tensor([self._groups[row] for row in rows]),
+                truncated=torch.zeros(len(rows), dtype=torch.bool),
+            )
+            .with_objects(
+                prompt=[str(each.sample.prompt) for each in some],
+                response=[each.sample.response for each in some],
+                ground_truth=[each.sample.ground_truth for each in some],
+                data_source=[each.sample.data_source for each in some],
+                extra=[each.sample.extra for each in some],
+            )
+        )

@@ -1,0 +1,138 @@
+"""placement: the pools of ranks of a run, and which role lives where.
+
+    colocate    train: actor, rollout, reference, reward, critic, reward_model
+    split       train: actor, rollout, reference, reward      aux: critic, reward_model
+    standalone  train: actor, reference, reward   rollout: rollout   aux: critic, reward_model
+
+A reference is a copy of the actor and lies beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
+
+TRAIN, ROLLOUT, AUX = "train", "rollout", "aux"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The groups of a run; None where the config has no use for the role."""
+
+    actor: WorkerGroup
+    reward: WorkerGroup
+    rollout: WorkerGroup | None = None  # offline there is none
+    reference: WorkerGroup | None = None
+    critic: WorkerGroup | None = None
+    reward_model: WorkerGroup | None = None
+    colocated: bool = True  # actor and rollout are the same ranks
+
+
+def pool_of(role: str, placement: str) -> str:
+    """The pool in which `role` lives; placement is not auto any more."""
+    if placement == "standalone" and role == "rollout":
+        return ROLLOUT
+    if placement != "colocate" and role in ("critic", "reward_model"):
+        return AUX
+    return TRAIN
+
+
+def roles_of(config: Config) -> list[str]:
+    """The roles that the config has a use for, in the order in which they start."""
+    algorithm = config.algorithm
+    roles = ["actor", "reward"]
+    if config.data.mode == "online":
+        roles.append("rollout")
+    measured = algorithm.kl.where != "none" and algorithm.kl_coef > 0
+    inside_actor = config.actor.lora.enable and config.reference.path is None
+    if measured and not inside_actor:
+        roles.append("reference")
+    if algorithm.advantage == "gae":
+        roles.append("critic")
+    if config.reward_model.path is not None:
+        roles.append("reward_model")
+    return roles
+
+
+def choose(config: Config, available: Mapping[str, float]) -> str:
+    """The placement of the config; auto is split where there is room for both pools."""
+    trainer = config.trainer
+    if trainer.placement != "auto":
+        return trainer.placement
+    apart = any(pool_of(role, "split") == AUX for role in roles_of(config))
+    needed = (trainer.ranks + trainer.aux_ranks) * config.cluster.cpus_per_rank
+    return "split" if apart and available.get("CPU", 0.0) >= needed else "colocate"
+
+
+def pool_specs(config: Config, placement: str, gpus: float) -> dict[str, PoolSpec]:
+    """The pools that the roles need, by name."""
+    trainer = config.trainer
+    sizes = {TRAIN: trainer.ranks, ROLLOUT: trainer.rollout_ranks, AUX: trainer.aux_ranks}
+    needed = {pool_of(role, placement) for role in roles_of(config)}
+    return {
+        name: PoolSpec(size, config.cluster.cpus_per_rank, gpus)
+        for name, size in sizes.items()
+        if name in needed
+    }
+
+
+def start_roles(cluster: Cluster, config: Config) -> Roles:
+    """Starts pools and roles, and brings actor and rollout together. Throws PlacementError where
+    the cluster has no room, and what a role throws at its start."""
+    available = cluster.available()
+    placement = choose(config, available)
+    specs = pool_specs(config, placement, gpus_per_rank(config, available))
+    pools = create_pools(cluster, specs)
+    groups = {
+        role: pools[pool_of(role, placement)].start_role(role, _class(role), config)
+        for role in roles_of(config)
+    }
+    roles = Roles(**groups, colocated=pool_of("rollout", placement) == TRAIN)
+    if roles.rollout is not None:
+        _connect(roles, config)
+    return roles
+
+
+def gpus_per_rank(config: Config, available: Mapping[str, float]) -> float:
+    """1 or 0; auto is 1 where every rank of the training pool can have one."""
+    trainer = config.trainer
+    if trainer.device == "auto":
+        return 1.0 if available.get("GPU", 0.0) >= trainer.ranks else 0.0
+    return 1.0 if trainer.device == "cuda" else 0.0
+
+
+def _connect(roles: Roles, config: Config) -> None:
+    assert roles.rollout is not None
+    if roles.colocated:
+        roles.rollout.connect(None)
+        return
+    from hybridengine.rlhf.roles.transfer import Meeting
+
+    host, port = roles.actor.open_meeting()[0]
+    meeting = Meeting(host, port, config.trainer.ranks, config.trainer.rollout_ranks)
+    both = roles.actor.connect.remote(meeting), roles.rollout.connect.remote(meeting)
+    for pending in both:
+        pending.result()
+
+
+def _class(role: str) -> Any:
+    """Imported in the processes that need it, not by the controller's start."""
+    if role in ("actor", "reference"):
+        from hybridengine.rlhf.roles.policy import ActorRole, ReferenceRole
+
+        return ActorRole if role == "actor" else ReferenceRole
+    if role == "rollout":
+        from hybridengine.rlhf.roles.rollout import RolloutRole
+
+        return RolloutRole
+    if role == "reward":
+        from hybridengine.rlhf.roles.reward import RewardRole
+
+        return RewardRole
+    from hybridengine.rlhf.roles.heads import CriticRole, RewardModelRole
+
+    return CriticRole if role == "critic" else RewardModelRole

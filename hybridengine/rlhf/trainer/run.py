@@ -1,0 +1,199 @@
+"""run: `hybridengine train` from a checked config to its exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.loading import save_config
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.logging import open_sinks
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.trainer import artifacts
+from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
+from hybridengine.rlhf.trainer.offline import Offline
+from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
+from hybridengine.rlhf.trainer.prompts import Prompts
+from hybridengine.rlhf.trainer.step import Steps
+from hybridengine.rlhf.trainer.warmup import warm_up
+from hybridengine.rlhf.workers import Cluster
+
+_NUM_SAMPLES = 8  # shown before and after
+
+
+def train(config: Config) -> int:
+    """Trains as the config says and leaves everything in its run folder. Returns 0.
+
+    Throws UsageError before any process starts where data, tokenizer, model or rewards do not fit;
+    WorkerError where a rank fails later.
+    """
+    began = time.monotonic()
+    console = Console()
+    tokenizer = open_tokenizer(config)
+    source: Prompts | Offline = (
+        Offline(config, tokenizer) if config.data.mode == "offline" else Prompts(config, tokenizer)
+    )
+    config = with_steps(config, source.steps_per_epoch)
+    folder = open_folder(config)
+    save_config(config, folder / "config.yaml")
+    _announce(console, config, source, folder)
+    with Cluster.start(config.cluster, num_cpus=num_cpus(config)) as cluster:
+        roles = start_roles(cluster, config)
+        return _train(config, roles, source, folder, console, began)
+
+
+def _train(
+    config: Config,
+    roles: Roles,
+    source: Prompts | Offline,
+    folder: Path,
+    console: Console,
+    began: float,
+) -> int:
+    steps = Steps(config, roles)
+    checkpoints = Checkpoints(folder, roles, config.trainer.keep_checkpoints)
+    sinks = open_sinks(config, folder)
+    try:
+        loop = Loop(config, steps, source, sinks, checkpoints, began=began)
+        before = _prepare(config, steps, source, loop, console)
+        loop.run()
+        last = loop.evaluate()
+        if loop.history:
+            loop.history[-1] |= last
+    finally:
+        sinks.close()
+    summary = artifacts.summarize(loop.history, time.monotonic() - began)
+    samples = _samples(steps, source, before)
+    artifacts.write_samples(folder, samples)
+    artifacts.plot_rewards(folder / "reward.png", loop.history, folder.name)
+    if config.trainer.save_interval:
+        loop.save()
+    if config.trainer.save_hf:
+        roles.actor.export(str(folder / "hf"))
+    roles.reward.close()
+    summary = dataclasses.replace(summary, seconds=time.monotonic() - began)
+    artifacts.write_summary(folder, summary)
+    _conclude(console, summary, samples, folder)
+    return 0
+
+
+def _prepare(
+    config: Config, steps: Steps, source: Prompts | Offline, loop: Loop, console: Console
+) -> list[str]:
+    """Everything before the first step. Returns what the policy answers then to a few prompts."""
+    if config.run.resume:
+        if steps.roles.reference is not None:
+            steps.roles.reference.freeze()
+        loop.restore()
+    else:
+        if isinstance(source, Prompts):
+            loss = warm_up(config, steps.roles.actor, source.encoder, source.train)
+            if loss is not None:
+                console.print(f"warm-up: {config.warmup.steps} supervised steps, loss {loss:.3f}")
+        if steps.roles.reference is not None:
+            steps.roles.reference.freeze()
+    if steps.roles.rollout is None or not isinstance(source, Prompts):
+        return []
+    from hybridengine.rlhf.trainer.clock import Clock
+
+    steps.sync(Clock())
+    return steps.texts(eval_prompts(_shown(source)))
+
+
+def _shown(source: Prompts) -> list[Any]:
+    return list((source.eval or source.train)[:_NUM_SAMPLES])
+
+
+def _samples(steps: Steps, source: Prompts | Offline, before: list[str]) -> list[artifacts.Sample]:
+    if not before or not isinstance(source, Prompts):
+        return []
+    shown = _shown(source)
+    after = steps.texts(eval_prompts(shown))
+    return [
+        artifacts.Sample(each.text, str(each.sample.ground_truth), old, new)
+        for each, old, new in zip(shown, before, after, strict=True)
+    ]
+
+
+def with_steps(config: Config, steps_per_epoch: int) -> Config:
+    """The config with `trainer.steps` set, from the epochs unless it is."""
+    if config.trainer.steps is not None:
+        return config
+    trainer = dataclasses.replace(config.trainer, steps=config.trainer.epochs * steps_per_epoch)
+    return dataclasses.replace(config, trainer=trainer)
+
+
+def num_cpus(config: Config) -> int:
+    """How many CPUs a local Ray hands out: enough for every rank, so that a small machine can run
+    several; they share its cores."""
+    import os
+
+    trainer = config.trainer
+    ranks = trainer.ranks + trainer.rollout_ranks + trainer.aux_ranks
+    return max(os.cpu_count() or 1, math.ceil(ranks * config.cluster.cpus_per_rank))
+
+
+def open_folder(config: Config) -> Path:
+    """The run's folder, new unless it resumes. Throws UsageError if a run of that name is there."""
+    name = config.run.name
+    if name is None:
+        name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(config.run.dir) / name
+    if folder.exists() and any(folder.iterdir()) and not config.run.resume:
+        if config.run.name is not None and not (folder / "config.yaml").exists():
+            raise UsageError(
+                f"{folder} is not empty and holds no run. Name another folder with run.name."
+            )
+        _set_aside(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _set_aside(folder: Path) -> None:
+    """A run of the same name from before is kept under a number."""
+    number = 1
+    while (kept := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(kept)
+    sys.stderr.write(f"hybridengine: an earlier run {folder} was moved to {kept}\n")
+
+
+def _announce(console: Console, config: Config, source: Prompts | Offline, folder: Path) -> None:
+    counts = source.counts
+    left_out = (
+        f", {counts.too_long} too long, {counts.empty} empty" if counts.read > counts.kept else ""
+    )
+    console.print(
+        f"{folder}: {config.algorithm.advantage} with {', '.join(roles_of(config))} on "
+        f"{config.trainer.ranks} ranks ({config.trainer.placement}), {counts.kept} of "
+        f"{counts.read} prompts{left_out}, {config.trainer.steps} steps",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _conclude(
+    console: Console, summary: artifacts.Summary, samples: list[artifacts.Sample], folder: Path
+) -> None:
+    if samples:
+        table = Table("prompt", "truth", "before", "after", box=None, pad_edge=False)
+        for sample in samples:
+            table.add_row(sample.prompt, sample.ground_truth, sample.before, sample.after)
+        console.print(table)
+    ratio = summary.reshard_received_over_bound
+    moved = "" if ratio is None else f", reshard {ratio:.2f} of the bound"
+    console.print(
+        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, "
+        f"{summary.seconds:.0f} s{moved}; {folder}/reward.png, summary.json, hf/",
+        soft_wrap=True,
+        highlight=False,
+    )

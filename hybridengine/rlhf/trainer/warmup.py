@@ -1,0 +1,63 @@
+"""warmup: a short supervised phase on prompts with their answers, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader
+from hybridengine.rlhf.trainer.partition import spread
+from hybridengine.rlhf.workers import WorkerGroup
+
+
+def warm_up(
+    config: Config, actor: WorkerGroup, encoder: PromptEncoder, train: Sequence[Encoded]
+) -> float | None:
+    """`warmup.steps` optimizer steps of cross entropy on the answers: the response of a sample, or
+    its ground truth where that is text. Returns the last loss, None without steps."""
+    answers = _answers(train)
+    loader = PromptLoader(len(train), config.warmup.batch_size, config.seed)
+    loss: float | None = None
+    for _ in range(config.warmup.steps):
+        chosen = loader.next_batch()
+        rows = as_rows(
+            [train[index].ids for index in chosen],
+            encoder.encode_answers([answers[index] for index in chosen]),
+        )
+        parts = spread(rows.lengths.tolist(), actor.pool.num_ranks)
+        loss = actor.supervise([rows.select(part) for part in parts])[0]["loss"]
+    return loss
+
+
+def as_rows(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:
+    """Prompts and answers as rows whose answers are trainable."""
+    ids, mask, lengths = [], [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids += prompt + answer
+        mask += [False] * len(prompt) + [True] * len(answer)
+        lengths.append(len(prompt) + len(answer))
+    return Batch(
+        torch.tensor(lengths, dtype=torch.int64),
+        {"ids": torch.tensor(ids, dtype=torch.int64), "mask": torch.tensor(mask, dtype=torch.bool)},
+        {"prompt_length": torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)},
+    )
+
+
+def _answers(train: Sequence[Encoded]) -> list[str]:
+    found = []
+    for each in train:
+        answer = (
+            each.sample.response if each.sample.response is not None else each.sample.ground_truth
+        )
+        if not isinstance(answer, str):
+            raise UsageError(
+                f"warmup.steps needs answers: sample {each.sample.index} "
+                f"({each.sample.data_source}) has neither a response nor a text as ground truth. "
+                "Set warmup.steps=0."
+            )
+        found.append(answer)
+    return found

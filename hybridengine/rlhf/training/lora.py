@@ -1,0 +1,119 @@
+"""lora: low-rank adapters on a policy: all other weights are frozen, and only the adapters train.
+
+The adapters are peft's, put into the model in place. The weights that generate are the frozen ones
+plus B A alpha / rank; they are made from shards, and no whole weight is ever gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.roles import Lora
+from hybridengine.rlhf.training.optimizer import local
+
+_ADAPTER = "default"
+_BASE = ".base_layer"  # what peft puts into the names of the weights below an adapter
+
+
+def add_adapters(module: nn.Module, lora: Lora, seed: int) -> nn.Module:
+    """Puts adapters into the whole `module` (before it is sharded), freezes the rest, and returns
+    it. The same on every rank for the same seed; B is 0, so that outputs do not change.
+
+    Throws UsageError where no layer has one of the names in `lora.target_modules`.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    options = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules) or "all-linear",
+    )
+    module.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(options, module, adapter_name=_ADAPTER)
+        except ValueError:
+            raise UsageError(
+                f"actor.lora.target_modules={list(lora.target_modules)} names no linear layer of "
+                f"{type(module).__name__}. Use names like q_proj, or leave it empty for all."
+            ) from None
+    return module.eval()
+
+
+def has_adapters(module: nn.Module) -> bool:
+    return any(True for _ in _adapted(module))
+
+
+@contextmanager
+def without_adapters(module: nn.Module) -> Iterator[None]:
+    """Inside, the model is the one before training, for the reference; not for gradients."""
+    layers = [layer for _, layer in _adapted(module)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@contextmanager
+def adapter_dropout(module: nn.Module) -> Iterator[None]:
+    """Inside, the dropout before adapters is active. Everything else has none."""
+    dropouts = [layer.lora_dropout for _, layer in _adapted(module)]
+    for dropout in dropouts:
+        dropout.train()
+    try:
+        yield
+    finally:
+        for dropout in dropouts:
+            dropout.eval()
+
+
+@torch.no_grad()
+def merged_tensors(
+    module: nn.Module, out: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """The weights that generate, by the names of the model without adapters. Collective.
+
+    Each is placed like the weight it comes from, so that a Resharder reads it as it reads the
+    module; weights without an adapter are the module's own. `out`: what an earlier call returned,
+    to be written anew in place.
+    """
+    adapted = {f"{name}{_BASE}.weight": layer for name, layer in _adapted(module)}
+    merged: dict[str, torch.Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if ".lora_" in name:
+            continue
+        plain = name.replace(_BASE, "")
+        if name not in adapted:
+            merged[plain] = tensor
+            continue
+        target = torch.empty_like(tensor.detach()) if out is None else out[plain]
+        local(target).copy_(_merged(local(tensor), adapted[name]))
+        merged[plain] = target
+    return merged
+
+
+def _merged(base: torch.Tensor, layer: Any) -> torch.Tensor:
+    """This rank's rows of base + B A alpha / rank: those of B are cut like those of the base."""
+    first, second = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
+    whole = first.full_tensor() if hasattr(first, "full_tensor") else first
+    update = local(second) @ whole.to(local(second).device)
+    merged: torch.Tensor = base + update * layer.scaling[_ADAPTER]
+    return merged
+
+
+def _adapted(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Layers with an adapter, by name."""
+    for name, layer in module.named_modules():
+        if _ADAPTER in getattr(layer, "lora_A", ()):
+            yield name, layer

@@ -1,0 +1,176 @@
+"""models: the HF modules that train, whole and on the host, before they are sharded.
+
+Weights come from a directory, from a preset that has some, or from a seed. Nothing here runs a
+forward pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hybridengine import models as presets
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.roles import Sharding
+from hybridengine.rlhf.config.schema import Model
+
+Kind = Literal["policy", "value", "classifier"]
+
+# What `strategy: auto` shards by FSDP2 alone has fewer weights than this.
+MEGATRON_WEIGHTS = 70e9
+
+
+def build_model(
+    model: Model,
+    kind: Kind,
+    dtype: torch.dtype,
+    seed: int,
+    path: str | os.PathLike[str] | None = None,
+) -> nn.Module:
+    """The model with all its weights in `dtype`, on the host, in eval mode (no dropout).
+
+    policy: a causal language model. value and classifier: the same backbone with a linear head
+    `score` of one number, which is zero unless the checkpoint has one. `path` overrides
+    `model.path`; without either, weights are drawn by `seed`, the same on every rank. Throws
+    UsageError on a directory that does not load and on a config that makes no such model.
+    """
+    source = model.path if path is None else os.fspath(path)
+    if source is None and not model.config:
+        raise UsageError(
+            "model.path and model.config are both unset: there is nothing to train. Set model.path "
+            "to the directory of a checkpoint, or model.config to a HF config."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if source is None:
+            module = _from_config(model.config, kind, dtype)
+        else:
+            module = _from_directory(source, kind, dtype)
+    return module.eval()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Inside, transformers draws no progress bars and reports no missing heads."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def weight_dtype(sharding: Sharding) -> torch.dtype:
+    """In which type weights are held and stepped: float64 if all is, else float32."""
+    return torch.float64 if sharding.dtype == "float64" else torch.float32
+
+
+def strategy_of(sharding: Sharding, num_weights: int) -> str:
+    """The strategy that trains a model of so many weights: "fsdp2".
+
+    Throws UsageError where it would be megatron, chosen or by size.
+    """
+    role = type(sharding).__name__.lower()  # actor or critic, the section of the config
+    large = num_weights >= MEGATRON_WEIGHTS
+    if sharding.strategy == "megatron" or (sharding.strategy == "auto" and large):
+        raise UsageError(
+            f"{role}.strategy={sharding.strategy} means megatron for {num_weights / 1e9:.1f} "
+            f"billion weights, which this version cannot train. Set {role}.strategy=fsdp2."
+        )
+    return "fsdp2"
+
+
+def _auto_class(kind: Kind) -> Any:
+    import transformers
+
+    if kind == "policy":
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForSequenceClassification
+
+
+def _from_config(facts: dict[str, Any], kind: Kind, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoConfig
+
+    facts = dict(facts)
+    model_type = facts.pop("model_type", None)
+    try:
+        config = AutoConfig.for_model(model_type, **facts)
+        if kind != "policy":
+            config.num_labels = 1
+        module: nn.Module = _auto_class(kind).from_config(config, dtype=dtype)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"model.config makes no {kind} model of type {model_type!r}: {_line(error)}. Give a "
+            "model_type that transformers knows, and its keys."
+        ) from None
+    _zero_head(module, kind)
+    return module
+
+
+def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
+    directory = model_directory(source)
+    options = {} if kind == "policy" else {"num_labels": 1}
+    try:
+        with quiet_transformers():
+            module, found = _auto_class(kind).from_pretrained(
+                directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            )
+    except Exception as error:  # whatever a damaged file makes a parser raise
+        raise UsageError(
+            f"{str(directory)!r} does not load as a {kind} model: {_line(error)}. Give the "
+            "directory of a HF checkpoint (config.json and safetensors), or smollm2-135m."
+        ) from None
+    missing = set(found["missing_keys"]) - {"score.weight"}
+    if missing:
+        raise UsageError(
+            f"{str(directory)!r} lacks weights of a {kind} model, e.g. {min(missing)!r}. Give a "
+            "complete checkpoint."
+        )
+    if "score.weight" in found["missing_keys"]:
+        _zero_head(module, kind)
+    loaded: nn.Module = module
+    return loaded
+
+
+def model_directory(source: str) -> Path:
+    """A directory as it is; a preset's is made on first use."""
+    if Path(source).is_dir():
+        return Path(source)
+    resolved = presets.resolve(source)
+    if resolved.directory is None:
+        raise UsageError(
+            f"model {source!r} is a preset without weights. Use smollm2-135m, or the directory of "
+            "a checkpoint."
+        )
+    return resolved.directory()
+
+
+def _zero_head(module: nn.Module, kind: Kind) -> None:
+    """A head that the checkpoint does not have gives 0, rather than noise, until it is trained."""
+    if kind == "policy":
+        return
+    head = getattr(module, "score", None)
+    if not isinstance(head, nn.Linear):
+        raise UsageError(
+            f"{type(module).__name__} has no linear head named 'score'. Use a decoder-only model, "
+            "e.g. of the Llama or Qwen family."
+        )
+    nn.init.zeros_(head.weight)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+
+
+def _line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300].rstrip(".")

@@ -1,0 +1,99 @@
+"""Tensor-parallel generation on local ranks: the logits and the tokens of the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from generation_models import engine, make_model, model_config, prompts
+from ranks import run_threads
+
+from hybridengine import Communicator, Layout, Spec, UsageError
+from hybridengine.launch import run_local
+from hybridengine.rlhf.generation import SamplingParams
+from hybridengine.rlhf.generation.tensor_parallel import shard_model
+
+pytestmark = pytest.mark.python
+
+_PARAMS = SamplingParams(max_tokens=8, seed=4)
+
+
+def _local(model: Any, layout: Layout, rank: int) -> dict[str, torch.Tensor]:
+    """The tensors of one rank, cut out of the whole model where the layout says."""
+    whole = dict(model.named_parameters())
+    cut = {name: torch.full(shape, torch.nan).double() for name, shape, _ in layout.locals(rank)}
+    for name, local, start, size, offset, strides in layout.pieces(rank):
+        box = whole[name][tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
+        torch.as_strided(cut[local], size, strides, offset).copy_(box.detach())
+    return cut
+
+
+def _logits_and_tokens(
+    comm: Communicator, cases: list[tuple[str, dict[str, Any]]]
+) -> list[tuple[torch.Tensor, list[list[int]]]]:
+    """Of each case on one rank of as many as `comm` has."""
+    results = []
+    for architecture, facts in cases:
+        whole = make_model(architecture, **facts)
+        layout = Layout.tensor_parallel(comm.world).bind(Spec.from_config(whole.config))
+        shard: Any = shard_model(whole.config, comm.rank, comm.world, comm)
+        generator = engine(shard, 3)
+        generator.load_weights(_local(whole, layout, comm.rank))
+        with torch.no_grad():
+            logits = shard(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
+        found = generator.generate(prompts(5), _PARAMS, range(5))
+        results.append((logits, [generation.ids for generation in found]))
+    return results
+
+
+_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ("Qwen2ForCausalLM", {"tie": True}),
+    ("Qwen2ForCausalLM", {"kv_heads": 1}),
+    ("Qwen3ForCausalLM", {"head_dim": 2}),
+    ("Gemma3ForCausalLM", {"tie": True, "sliding_window": 4}),
+]
+
+
+@pytest.mark.slow
+def test_two_ranks_are_the_whole_model() -> None:
+    _check(run_local(2, _logits_and_tokens, _CASES))
+
+
+def test_one_rank_is_the_whole_model() -> None:
+    _check(run_threads(1, _logits_and_tokens, _CASES, transport="loopback"))
+
+
+def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
+    for number, (architecture, facts) in enumerate(_CASES):
+        whole = make_model(architecture, **facts)
+        with torch.no_grad():
+            expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
+        generated = engine(whole, 8).generate(prompts(5), _PARAMS, range(5))
+        for logits, tokens in (results[number] for results in ranks):
+            assert torch.equal(logits, ranks[0][number][0])
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+            assert tokens == [generation.ids for generation in generated]
+
+
+def _refusals(comm: Communicator) -> list[str]:
+    words = []
+    for facts in ({"heads": 3, "kv_heads": 3}, {"vocab": 23}, {"intermediate": 5}):
+        try:
+            shard_model(model_config(**facts), comm.rank, comm.world, comm)
+        except UsageError as error:
+            words.append(str(error))
+    try:
+        shard_model(model_config(), 1 - comm.rank, comm.world, comm)
+    except UsageError as error:
+        words.append(str(error))
+    return words
+
+
+def test_models_that_do_not_divide_are_refused_as_the_layout_does() -> None:
+    heads, vocab, intermediate, rank = run_threads(2, _refusals, transport="loopback")[0]
+    assert heads.startswith("3 attention heads do not divide by tp 2")
+    assert vocab.startswith("vocabulary 23 does not divide by tp 2")
+    assert intermediate.startswith("intermediate size 5 does not divide by tp 2")
+    assert rank.startswith("shard 1 of 2 is asked for on rank 0 of a communicator of 2")

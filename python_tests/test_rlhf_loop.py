@@ -1,0 +1,180 @@
+"""Runs of the trainer on one rank: every algorithm learns, and a run goes on where it stopped."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rlhf_local_roles
+
+from hybridengine.rlhf.config.loading import load_config
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.logging import Sinks
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.clock import Clock
+from hybridengine.rlhf.trainer.loop import Loop
+from hybridengine.rlhf.trainer.offline import Offline
+from hybridengine.rlhf.trainer.prompts import Prompts
+from hybridengine.rlhf.trainer.run import with_steps
+from hybridengine.rlhf.trainer.step import Steps
+from hybridengine.rlhf.trainer.warmup import as_rows
+
+pytestmark = [pytest.mark.python, pytest.mark.slow]
+
+_MODEL = (
+    "{model_type: qwen2, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,"
+    " num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 128}"
+)
+_REWARD = """
+def lower_case(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str.islower())
+"""
+# A bandit: one prompt, one token, which pays if it is one of 26 letters out of 128 characters.
+_BANDIT = [
+    "preset=none",
+    f"model.config={_MODEL}",
+    "data.train_batch_size=16",
+    "data.max_prompt_length=4",
+    "data.max_response_length=1",
+    "rollout.max_model_len=8",
+    "rollout.n=8",
+    "actor.ppo_mini_batch_size=8",
+    "actor.ppo_epochs=2",
+    "actor.lr=0.01",
+    "critic.lr=0.01",
+    "critic.ppo_epochs=2",
+    "reward.functions=[]",
+    "trainer.ranks=1",
+    "trainer.eval_before=false",
+]
+
+
+def _config(tmp_path: Path, *overrides: str) -> Config:
+    (tmp_path / "reward.py").write_text(_REWARD)
+    data = tmp_path / "data.jsonl"
+    if not data.exists():
+        rows = [{"prompt": "?", "ground_truth": "", "data_source": "bandit"}] * 16
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [f"data.train_files=[{data}]", f"reward.function={tmp_path}/reward.py:lower_case"]
+    return load_config([*_BANDIT, *files, *overrides])
+
+
+class _Run:
+    def __init__(self, config: Config, context: Any, folder: Path) -> None:
+        tokenizer = open_tokenizer(config)
+        self.source: Any = (Offline if config.data.mode == "offline" else Prompts)(
+            config, tokenizer
+        )
+        config = with_steps(config, self.source.steps_per_epoch)
+        self.roles = rlhf_local_roles.local_roles(context, config)
+        steps = Steps(config, self.roles)
+        checkpoints = Checkpoints(folder, self.roles, keep=1)
+        self.loop = Loop(config, steps, self.source, Sinks([]), checkpoints, began=time.monotonic())
+        if self.roles.reference is not None:
+            self.roles.reference.freeze()
+        self._steps = steps
+        self.resync()
+
+    def resync(self) -> None:
+        if self.roles.rollout is not None:
+            self._steps.sync(Clock())
+
+    def rewards(self) -> list[float]:
+        self.loop.run()
+        self.roles.reward.close()
+        return [metrics["reward/mean"] for metrics in self.loop.history]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.advantage=gae"],
+        ["algorithm.advantage=gae", "algorithm.policy_loss=dual-clip", "algorithm.kl_coef=0"],
+        ["algorithm.advantage=grpo", "algorithm.loss_aggregation=seq-mean-token-mean"],
+        ["algorithm.advantage=rloo", "algorithm.loss_aggregation=seq-mean-token-sum"],
+        ["algorithm.advantage=reinforce++"],
+        ["algorithm.advantage=remax", "algorithm.kl.where=loss", "algorithm.kl.estimator=k3"],
+        [
+            "algorithm.advantage=grpo",
+            "algorithm.policy_loss=clip-higher",
+            "algorithm.group_filter=dapo",
+            "algorithm.kl.where=none",
+        ],
+        ["algorithm.advantage=grpo", "algorithm.policy_loss=gspo"],
+        ["algorithm.advantage=grpo", "algorithm.policy_loss=cispo"],
+    ],
+    ids=lambda overrides: " ".join(each.split(".", 1)[1] for each in overrides),
+)
+def test_every_algorithm_finds_what_pays(tmp_path: Path, overrides: list[str]) -> None:
+    config = _config(tmp_path, "trainer.steps=25", *overrides)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        rewards = run.rewards()
+    assert rewards[0] < 0.4
+    assert sum(rewards[-3:]) / 3 > 0.85
+    assert all(metrics.get("actor/ratio_max_error", 0) == 0 for metrics in run.loop.history)
+
+
+def test_offline_responses_teach_too(tmp_path: Path) -> None:
+    responses = [chr(code) for code in range(33, 127)]
+    rows = [
+        {"prompt": prompt, "response": text, "ground_truth": "", "data_source": "bandit"}
+        for prompt in "?!"
+        for text in responses
+    ]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = _config(
+        tmp_path,
+        "data.mode=offline",
+        "data.train_batch_size=2",
+        "data.max_response_length=2",  # a letter and eos
+        "actor.ppo_mini_batch_size=2",
+        "algorithm.advantage=grpo",
+        "algorithm.kl.where=none",
+        "trainer.steps=20",
+    )
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        before = _share_of_lower_case(run.roles.actor.role)
+        rewards = run.rewards()
+        after = _share_of_lower_case(run.roles.actor.role)
+    assert rewards == pytest.approx([26 / 94] * 20)  # nothing new was sampled
+    # The old log-probs stay those of the start, so that the clip holds the policy near it.
+    assert before < 0.25 and after > 1.7 * before
+
+
+def _share_of_lower_case(actor: Any) -> float:
+    """Of the policy's answers to "?"."""
+    letters = [[code] for code in range(ord("a"), ord("z") + 1)]
+    rows = as_rows([[ord("?")]] * len(letters), letters)
+    return float(actor.passes.log_probs(rows)[rows["mask"]].exp().sum())
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def numbers(run: _Run) -> list[list[float]]:
+        names = ("reward/mean", "actor/loss", "actor/grad_norm", "critic/loss", "actor/ref_kl")
+        return [[metrics[name] for name in names] for metrics in run.loop.history]
+
+    whole = _config(tmp_path, "trainer.steps=4", "algorithm.kl.controller=adaptive")
+    first = _config(
+        tmp_path,
+        "trainer.steps=2",
+        "trainer.save_interval=2",
+        "algorithm.kl.controller=adaptive",
+    )
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        uninterrupted = _Run(whole, context, tmp_path / "whole")
+        uninterrupted.rewards()
+        context.roles.clear()
+        stopped = _Run(first, context, tmp_path / "parts")
+        stopped.rewards()
+        context.roles.clear()
+        resumed = _Run(whole, context, tmp_path / "parts")
+        resumed.loop.restore()
+        resumed.resync()
+        resumed.rewards()
+    assert numbers(stopped) == numbers(uninterrupted)[:2]
+    assert numbers(resumed) == numbers(uninterrupted)[2:]
+    assert resumed.loop._kl == uninterrupted.loop._kl

@@ -1,0 +1,51 @@
+"""Which rank computes which rows: nothing lost, groups whole, the same mini-batches for any n."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridengine.rlhf.trainer.partition import partition, spread
+
+pytestmark = pytest.mark.python
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), min_size=1, max_size=40),
+    mini=st.integers(1, 5),
+    ranks=st.integers(1, 4),
+    seed=st.integers(0, 3),
+)
+def test_rows_are_cut_once(rows: list[tuple[int, int]], mini: int, ranks: int, seed: int) -> None:
+    groups, lengths = [g for g, _ in rows], [n for _, n in rows]
+    found = partition(groups, lengths, num_ranks=ranks, mini_batch_groups=mini, seed=seed)
+    assert sorted(row for part in found.ranks for row in part) == list(range(len(rows)))
+    rank_of = {row: rank for rank, part in enumerate(found.ranks) for row in part}
+    for group in set(groups):
+        of_group = [row for row in range(len(rows)) if groups[row] == group]
+        assert len({rank_of[row] for row in of_group}) == 1
+        assert len({found.mini_batch[row] for row in of_group}) == 1
+    assert found.num_mini_batches == -(-len(set(groups)) // mini)
+    for number in range(found.num_mini_batches):
+        inside = {groups[row] for row in range(len(rows)) if found.mini_batch[row] == number}
+        assert 1 <= len(inside) <= mini
+    alone = partition(groups, lengths, num_ranks=1, mini_batch_groups=mini, seed=seed)
+    assert alone.mini_batch == found.mini_batch
+
+
+def test_ranks_get_about_the_same_work() -> None:
+    lengths = [100, 1, 1, 98, 50, 50, 49, 51]
+    found = partition(range(8), lengths, num_ranks=2, mini_batch_groups=4, seed=0)
+    totals = [sum(lengths[row] for row in part) for part in found.ranks]
+    assert max(totals) - min(totals) <= 4
+
+
+def test_another_seed_is_another_order() -> None:
+    orders = [
+        partition(range(16), [1] * 16, num_ranks=2, mini_batch_groups=4, seed=seed).mini_batch
+        for seed in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_spread_needs_no_tokens() -> None:
+    assert sorted(map(len, spread([0, 0, 0, 0], 2))) == [2, 2]

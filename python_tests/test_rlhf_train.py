@@ -1,0 +1,137 @@
+"""`hybridengine train` on a real Ray: the same numbers however ranks and roles are placed."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hybridengine.rlhf.config.loading import load_config
+from hybridengine.rlhf.config.schema import Cluster as ClusterConfig
+from hybridengine.rlhf.trainer.run import train
+from hybridengine.rlhf.workers import Cluster
+
+pytestmark = [pytest.mark.python, pytest.mark.slow]
+
+_MODEL = (
+    "{model_type: qwen2, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 2,"
+    " num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 128}"
+)
+# Two steps of PPO in float64, so that rounding does not hide a fault: groups of two, mini-batches
+# that do not divide by the ranks, a warm-up, a KL in the reward, truncated responses.
+_SMALL = [
+    "preset=none",
+    f"model.config={_MODEL}",
+    "data.gym.name=chain_sum",
+    "data.gym.options={min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}",
+    "data.gym.prompt_key=expression",
+    "data.gym.size=64",
+    "data.eval_size=5",
+    "data.train_batch_size=10",
+    "data.max_prompt_length=16",
+    "data.max_response_length=4",
+    "rollout.max_model_len=24",
+    "rollout.n=2",
+    "rollout.dtype=float64",
+    "actor.dtype=float64",
+    "critic.dtype=float64",
+    "actor.ppo_mini_batch_size=4",
+    "actor.ppo_epochs=2",
+    "critic.ppo_epochs=2",
+    "actor.lr=1e-3",
+    "critic.lr=1e-3",
+    "reward.functions=[length]",
+    "reward.options={length: {target: 2}}",
+    "warmup.steps=3",
+    "warmup.batch_size=7",
+    "trainer.steps=2",
+    "trainer.loggers=[jsonl]",
+    "cluster.cpus_per_rank=0.5",
+]
+_NUMBERS = (
+    "reward/mean",
+    "rollout/length",
+    "actor/loss",
+    "actor/grad_norm",
+    "actor/ref_kl",
+    "actor/entropy",
+    "actor/kl",
+    "actor/clip_share",
+    "critic/loss",
+    "critic/grad_norm",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One Ray for all runs: a run takes the one that its process uses already."""
+    with Cluster.start(ClusterConfig(), num_cpus=4):
+        yield
+
+
+def _run(tmp_path: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
+    """The metrics of the steps of a run."""
+    config = load_config([*_SMALL, f"run.dir={tmp_path}", f"run.name={name}", *overrides])
+    assert train(config) == 0
+    rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if row["step"] > 0]
+
+
+def _weights(tmp_path: Path, name: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(tmp_path / name / "hf" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """One rank that does everything."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, _run(folder, "alone", "trainer.ranks=1")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.ranks=2"],
+        ["trainer.ranks=3", "actor.max_tokens_per_gpu=40", "critic.max_tokens_per_gpu=30"],
+        ["trainer.ranks=2", "rollout.tp_size=2", "actor.sequence_packing=false"],
+        ["trainer.ranks=2", "trainer.placement=split", "trainer.aux_ranks=1"],
+        ["trainer.ranks=1", "trainer.placement=standalone", "trainer.rollout_ranks=2"],
+    ],
+    ids=["two", "three", "tp", "split", "standalone"],
+)
+def test_placement_changes_no_number(
+    alone: tuple[Path, list[dict[str, Any]]], tmp_path: Path, overrides: list[str]
+) -> None:
+    folder, expected = alone
+    found = _run(tmp_path, "run", *overrides)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert {name: mine[name] for name in _NUMBERS} == pytest.approx(
+            {name: theirs[name] for name in _NUMBERS}, rel=1e-6, abs=1e-9
+        )
+    assert found[0]["actor/ratio_max_error"] == 0
+    for name, weight in _weights(folder, "alone").items():
+        torch.testing.assert_close(_weights(tmp_path, "run")[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_run_leaves(alone: tuple[Path, list[dict[str, Any]]]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = alone[0] / "alone"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["reward_first"] == alone[1][0]["reward/mean"]
+    assert summary["reshard_received_over_bound"] is None  # one rank lacks nothing
+    assert summary["seconds"] > 0 and math.isfinite(summary["seconds"])
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 5 and set(samples[0]) == {"prompt", "ground_truth", "before", "after"}
+    assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert load_config([str(folder / "config.yaml")]).trainer.steps == 2
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
+    model = AutoModelForCausalLM.from_pretrained(folder / "hf")
+    assert tokenizer.decode(tokenizer("1 + 2")["input_ids"]) == "1 + 2"
+    assert model.config.vocab_size == 128
