@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -185,7 +184,3 @@ def controller(folder: str) -> None:
         part.write_text(" ".join(str(pid) for pid in pids))
         part.rename(Path(folder) / "pids")
         worker.fail_on_1("sleep")
-
-
-if __name__ == "__main__":
-    controller(sys.argv[1])

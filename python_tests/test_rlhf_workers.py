@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -81,6 +82,9 @@ def test_wrong_calls_are_refused_before_they_are_sent(worker: WorkerGroup) -> No
         worker.hidden()
     with pytest.raises(UsageError, match="holds a role 'worker' already"):
         worker.pool.start_role("worker", Worker)
+    with pytest.raises(UsageError, match=r"the arguments of worker.echo cannot be sent.*lock"):
+        worker.echo(threading.Lock())
+    assert worker.echo(1) == [[1], [1]]
 
 
 def test_values_stay_where_they_are_made(worker: WorkerGroup) -> None:

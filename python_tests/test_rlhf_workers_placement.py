@@ -19,12 +19,12 @@ _LIMIT_S = 2.0
 
 def _until_available(cluster: Cluster, cpus: float) -> None:
     deadline = time.monotonic() + 10.0
-    while cluster.available().get("CPU") != cpus and time.monotonic() < deadline:
+    while cluster.available()["CPU"] != cpus and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert cluster.available().get("CPU") == cpus
+    assert cluster.available()["CPU"] == cpus
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def two_hosts() -> Iterator[Cluster]:
     """Two hosts with 2 CPUs each, at an address."""
     from ray.cluster_utils import Cluster as FakeHosts
@@ -39,37 +39,36 @@ def two_hosts() -> Iterator[Cluster]:
     hosts.shutdown()
 
 
-def test_two_pools_that_fit_only_one_at_a_time(two_hosts: Cluster) -> None:
-    """One is granted, the other never is; both are given back."""
-    specs = {"actor": PoolSpec(2, one_host=True), "rollout": PoolSpec(3, one_host=True)}
-    start = time.monotonic()
-    with pytest.raises(PlacementError) as caught:
-        create_pools(two_hosts, specs)
-    assert _LIMIT_S * 0.9 < time.monotonic() - start < _LIMIT_S + 3.0
-    text = str(caught.value)
-    assert text.startswith("ranks were not placed within 2 s: ")
-    assert "pool actor asks for 2 ranks of 1 CPU on one host" in text
-    assert "pool rollout asks for 3 ranks of 1 CPU on one host" in text
-    assert "available are 4 of 4 CPU and 0 of 0 GPU on 2 hosts with 2 CPU, 2 CPU" in text
-    assert "trainer.ranks" in text and "cluster.cpus_per_rank" in text
-    assert isinstance(caught.value, UsageError)
-    _until_available(two_hosts, 4)
+class TestTwoHosts:
+    def test_two_pools_that_fit_only_one_at_a_time(self, two_hosts: Cluster) -> None:
+        """One is granted, the other never is; both are given back."""
+        specs = {"actor": PoolSpec(2, one_host=True), "rollout": PoolSpec(3, one_host=True)}
+        start = time.monotonic()
+        with pytest.raises(PlacementError) as caught:
+            create_pools(two_hosts, specs)
+        assert _LIMIT_S * 0.9 < time.monotonic() - start < _LIMIT_S + 3.0
+        text = str(caught.value)
+        assert text.startswith("ranks were not placed within 2 s: ")
+        assert "pool actor asks for 2 ranks of 1 CPU on one host" in text
+        assert "pool rollout asks for 3 ranks of 1 CPU on one host" in text
+        assert "available are 4 of 4 CPU and 0 of 0 GPU on 2 hosts with 2 CPU, 2 CPU" in text
+        assert "trainer.ranks" in text and "cluster.cpus_per_rank" in text
+        assert isinstance(caught.value, UsageError)
+        _until_available(two_hosts, 4)
 
+    def test_gpus_that_are_not_there(self, two_hosts: Cluster) -> None:
+        with pytest.raises(PlacementError, match=r"pool train asks for 1 ranks of 1 CPU and 1 GPU"):
+            Pool.create(two_hosts, "train", 1, gpus_per_rank=1, timeout_s=0.5)
+        _until_available(two_hosts, 4)
 
-def test_gpus_that_are_not_there(two_hosts: Cluster) -> None:
-    with pytest.raises(PlacementError, match=r"pool train asks for 1 ranks of 1 CPU and 1 GPU"):
-        Pool.create(two_hosts, "train", 1, gpus_per_rank=1, timeout_s=0.5)
-    _until_available(two_hosts, 4)
-
-
-def test_pools_spread_over_hosts_and_meet(two_hosts: Cluster) -> None:
-    specs = {"actor": PoolSpec(2, one_host=True), "rollout": PoolSpec(2, one_host=True)}
-    pools = create_pools(two_hosts, specs)
-    assert [pool.num_ranks for pool in pools.values()] == [2, 2]
-    _until_available(two_hosts, 0)
-    for pool in pools.values():
-        pool.close()
-    _until_available(two_hosts, 4)
+    def test_pools_spread_over_hosts_and_meet(self, two_hosts: Cluster) -> None:
+        specs = {"actor": PoolSpec(2, one_host=True), "rollout": PoolSpec(2, one_host=True)}
+        pools = create_pools(two_hosts, specs)
+        assert [pool.num_ranks for pool in pools.values()] == [2, 2]
+        _until_available(two_hosts, 0)
+        for pool in pools.values():
+            pool.close()
+        _until_available(two_hosts, 4)
 
 
 def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
@@ -79,9 +78,9 @@ def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
             PlacementError, match=r"asks for 3 ranks of 1 CPU; available are 2 of 2"
         ):
             Pool.create(cluster, "train", 3)
-        with pytest.raises(PlacementError, match="actor asks for 2 .* rollout asks for 2 "):
+        with pytest.raises(PlacementError, match=r"actor asks for 2 .* rollout asks for 2 "):
             create_pools(cluster, {"actor": PoolSpec(2), "rollout": PoolSpec(2)})
-        with pytest.raises(PlacementError, match="1 ranks of 1 CPU and 1 GPU; .* 0 of 0 GPU"):
+        with pytest.raises(PlacementError, match=r"1 ranks of 1 CPU and 1 GPU; .* 0 of 0 GPU"):
             Pool.create(cluster, "train", 1, gpus_per_rank=1)
         assert time.monotonic() - start < 10.0
         with pytest.raises(UsageError, match="pool 'train' has 0 ranks"):
@@ -89,6 +88,15 @@ def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
         # Ranks that ask for no CPU fit anywhere.
         assert Pool.create(cluster, "train", 3, cpus_per_rank=0).num_ranks == 3
         _until_available(cluster, 2)
+
+
+def test_one_process_uses_one_ray() -> None:
+    with Cluster.start(schema.Cluster(), num_cpus=1) as first:
+        with Cluster.start(schema.Cluster()) as second:
+            assert second.available() == first.available()
+        with pytest.raises(UsageError, match="this process uses another Ray already"):
+            Cluster.start(schema.Cluster(address="127.0.0.1:1"))
+        assert first.available()["CPU"] == 1  # the second one closed nothing
 
 
 @pytest.mark.parametrize(

@@ -17,26 +17,25 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# Read when Ray is imported or started. Nothing is reported; GPUs stay visible to ranks that ask for
-# none; ranks are the machine's main work and no background.
-for _name, _value in (
-    ("RAY_USAGE_STATS_ENABLED", "0"),
-    ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
-    ("RAY_worker_niceness", "0"),
-):
-    os.environ.setdefault(_name, _value)
-
 import ray
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config import schema
-from hybridengine.rlhf.workers import transfer
+from hybridengine.rlhf.workers import placement, transfer
 from hybridengine.rlhf.workers.reference import Reference
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.workers.pool import Pool
 
 _CONNECT_S = 5.0
+
+# For Ray and all that it starts, unless set. Nothing is reported; GPUs stay visible to ranks that
+# ask for none; ranks are the machine's main work and no background.
+_ENV = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
 
 
 class Cluster:
@@ -63,6 +62,7 @@ class Cluster:
         Throws UsageError where no cluster answers at the address.
         """
         if ray.is_initialized():
+            _check_same(config.address)
             return Cluster(config, ours=False, folder=None)
         if config.address is not None:
             _connect(config.address)
@@ -77,8 +77,8 @@ class Cluster:
         return Cluster(config, ours=True, folder=folder)
 
     def available(self) -> dict[str, float]:
-        """Free CPUs, GPUs and other resources by name. Ray's count is behind by up to a second."""
-        return dict(ray.available_resources())  # type: ignore[no-untyped-call]
+        """Free `CPU` and `GPU`. Ray's count is behind by up to a second."""
+        return placement.available()
 
     def put(self, value: Any, summary: Any = None) -> Reference:
         """`value` in the object store, once for all ranks that it will be passed to."""
@@ -132,6 +132,16 @@ def _exit_on_sigterm() -> Any:
     return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
+def _check_same(address: str | None) -> None:
+    """Throws UsageError unless it is that of the Ray that this process uses."""
+    used = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", used):
+        raise UsageError(
+            f"cluster.address={address!r}: this process uses another Ray already, at {used}. Leave "
+            f"the address out, or call ray.shutdown() first."
+        )
+
+
 def _connect(address: str) -> None:
     if address != "auto":
         _check_listens(address)
@@ -164,4 +174,6 @@ def _no_cluster(address: str, error: Exception) -> UsageError:
 
 
 def _init(**options: Any) -> None:
+    for name, value in _ENV.items():
+        os.environ.setdefault(name, value)
     ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)

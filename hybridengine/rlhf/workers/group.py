@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,20 +59,28 @@ class GroupMethod:
     def remote(self, *args: Any, **kwargs: Any) -> Pending:
         """Methods of one pool run in the order in which they were sent."""
         self.pool.check()
-        by_reference = self.dispatch.returns == "reference"
-        sent = [
-            process.call_by_reference.options(num_returns=2).remote(
-                self.role, self.name, each, kwargs
-            )
-            if by_reference
-            else process.call.remote(self.role, self.name, each, kwargs)
-            for process, each in zip(self.pool.processes, self._arguments(args), strict=True)
-        ]
-        answers = [each[1] for each in sent] if by_reference else sent
-        values = [each[0] for each in sent] if by_reference else []
-        limit_s = self.pool.cluster.config.timeout_s
-        call = Call(self.pool, self.role, self.name, answers, limit_s)
-        return Pending(call, self.dispatch, values)
+        parts = self._arguments(args)
+        with sending(f"the arguments of {self.role}.{self.name}"):
+            sent = [
+                self._send(process, part, kwargs)
+                for process, part in zip(self.pool.processes, parts, strict=True)
+            ]
+        call = Call(
+            self.pool,
+            self.role,
+            self.name,
+            refs=[answer for answer, _ in sent],
+            timeout_s=self.pool.cluster.config.timeout_s,
+        )
+        return Pending(call, self.dispatch, [value for _, value in sent])
+
+    def _send(self, process: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Refs of the answer, and of the value where it stays there."""
+        sent = (self.role, self.name, args, kwargs)
+        if self.dispatch.returns == "value":
+            return process.call.remote(*sent), None
+        value, answer = process.call_by_reference.options(num_returns=2).remote(*sent)
+        return answer, value
 
     def _arguments(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The arguments of each rank."""
@@ -107,6 +117,20 @@ class WorkerGroup:
             )
         method: GroupMethod = methods[name]
         return method
+
+
+@contextmanager
+def sending(what: str) -> Iterator[None]:
+    """Makes Ray's report of what cannot be pickled a UsageError."""
+    try:
+        yield
+    except TypeError as error:
+        if "serialize" not in str(error):
+            raise
+        raise UsageError(
+            f"{what} cannot be sent to the ranks: {error.__cause__ or error}. Use plain values, "
+            f"and classes of a module rather than of the script that is run."
+        ) from error
 
 
 def _collected(results: list[Any], collect: str) -> Any:

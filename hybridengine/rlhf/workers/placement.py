@@ -40,6 +40,12 @@ class PoolSpec:
         return f"{self.num_ranks} ranks of {each or 'no CPU'}{where}"
 
 
+def available() -> dict[str, float]:
+    """Free CPUs and GPUs of all hosts together. Ray leaves out what there is none of."""
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    return {name: free.get(name, 0.0) for name in ("CPU", "GPU")}
+
+
 def check_total(specs: Mapping[str, PoolSpec]) -> None:
     """Throws PlacementError where all the hosts together, or the largest, are too small: waiting
     would not help."""
@@ -54,7 +60,7 @@ def check_total(specs: Mapping[str, PoolSpec]) -> None:
             if spec.one_host
         )
         if together > total or max(apart, default=0.0) > largest:
-            raise PlacementError(_message(specs, "ranks cannot be placed", _available()))
+            raise PlacementError(_message(specs, "ranks cannot be placed", available()))
 
 
 def reserve(specs: Mapping[str, PoolSpec], timeout_s: float) -> dict[str, PlacementGroup | None]:
@@ -62,7 +68,7 @@ def reserve(specs: Mapping[str, PoolSpec], timeout_s: float) -> dict[str, Placem
 
     Blocks until all are granted. Throws PlacementError after `timeout_s`.
     """
-    before = _available()
+    before = available()
     groups: dict[str, PlacementGroup | None] = {}
     deadline = time.monotonic() + timeout_s
     try:
@@ -87,23 +93,19 @@ def release(groups: Mapping[str, PlacementGroup | None]) -> None:
             remove_placement_group(group)
 
 
-def _message(specs: Mapping[str, PoolSpec], what: str, available: Mapping[str, float]) -> str:
+def _message(specs: Mapping[str, PoolSpec], what: str, free: Mapping[str, float]) -> str:
     asked = ", ".join(f"pool {name} asks for {spec}" for name, spec in specs.items())
     hosts = _hosts()
-    free = " and ".join(
-        f"{available.get(name, 0.0):g} of {sum(host.get(name, 0.0) for host in hosts):g} {name}"
+    there_is = " and ".join(
+        f"{free[name]:g} of {sum(host.get(name, 0.0) for host in hosts):g} {name}"
         for name in ("CPU", "GPU")
     )
     each = ", ".join(f"{host.get('CPU', 0.0):g} CPU" for host in hosts)
     spread = f" on {len(hosts)} hosts with {each}" if len(hosts) > 1 else ""
     return (
-        f"{what}: {asked}; available are {free}{spread}. Ask for fewer ranks (trainer.ranks, "
+        f"{what}: {asked}; available are {there_is}{spread}. Ask for fewer ranks (trainer.ranks, "
         f"rollout_ranks, aux_ranks), or for less of a CPU each (cluster.cpus_per_rank)."
     )
-
-
-def _available() -> dict[str, float]:
-    return dict(ray.available_resources())  # type: ignore[no-untyped-call]
 
 
 def _hosts() -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybridengine._core import UsageError
 from hybridengine.rlhf.workers import placement
 from hybridengine.rlhf.workers.cluster import Cluster
-from hybridengine.rlhf.workers.group import WorkerGroup
+from hybridengine.rlhf.workers.group import WorkerGroup, sending
 from hybridengine.rlhf.workers.placement import PoolSpec
 from hybridengine.rlhf.workers.rank import WATCH, RankProcess
 from hybridengine.rlhf.workers.role import Role
@@ -85,8 +85,10 @@ class Pool:
             raise UsageError(
                 f"pool {self.name!r} holds a role {name!r} already. Give it another name."
             )
+        with sending(f"role {name!r} ({role.__name__}) and its config"):
+            sent = self._submit("start_role", name, role, config)
         self.roles.append(name)
-        self._wait(name, "__init__", self._submit("start_role", name, role, config))
+        self._wait(name, "__init__", sent)
         return WorkerGroup(self, name, role)
 
     def watch(self, rank: int, method: str) -> Any:

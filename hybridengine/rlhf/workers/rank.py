@@ -27,6 +27,7 @@ from hybridengine.rlhf.workers.role import RankContext, Role
 _ENGINE = Path(hybridengine.__file__).parent
 
 _STORE_WAIT_S = 300.0
+_PARENT_POLL_S = 0.5
 
 # The concurrency group of what answers while a method runs, and its threads.
 WATCH = {"watch": 2}
@@ -54,6 +55,7 @@ class RankProcess:
     def __init__(self, pool: str, rank: int, world: int, env: Mapping[str, str]) -> None:
         os.environ.update(env)  # before torch is loaded, which reads some of it then
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a rank prints is a log
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         self._pool, self._rank, self._world = pool, rank, world
         self._context: RankContext | None = None
         self._store: Any = None
@@ -180,6 +182,13 @@ class RankProcess:
     def end(self) -> None:
         """Does not return: the call ends when the process does."""
         threading.Event().wait()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ends this process soon after Ray's on this host: a rank that hangs would not see it."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
 
 
 def _moves_data(path: Path) -> bool:
