@@ -54,7 +54,7 @@ class RankProcess:
 
     def __init__(self, pool: str, rank: int, world: int, env: Mapping[str, str]) -> None:
         os.environ.update(env)  # before torch is loaded, which reads some of it then
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a rank prints is a log
+        os.dup2(2, 1)  # what a rank prints is a log
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         self._pool, self._rank, self._world = pool, rank, world
         self._context: RankContext | None = None
