@@ -50,6 +50,11 @@ class LocalGroup:
                 result = Reference(_Held(result[0]), result[1], 0)
             return [result] if dispatch.collect == "all" else None
 
+        def remote(*args: Any) -> Any:
+            found = call(*args)
+            return SimpleNamespace(references=found, result=lambda: found)
+
+        call.remote = remote  # type: ignore[attr-defined]
         return call
 
 

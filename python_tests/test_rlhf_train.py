@@ -118,6 +118,56 @@ def test_placement_changes_no_number(
         torch.testing.assert_close(_weights(tmp_path, "run")[name], weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a classifier with random weights."""
+    import yaml
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    facts = yaml.safe_load(_MODEL)
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(facts.pop("model_type"), **facts, num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    torch.nn.init.normal_(model.score.weight)
+    folder = tmp_path_factory.mktemp("reward_model")
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_reward_model_may_be_split(tmp_path: Path, reward_model: Path) -> None:
+    model = [f"reward_model.path={reward_model}", "reward_model.weight=0.5", "trainer.steps=1"]
+    model += ["actor.dtype=float32", "critic.dtype=float32", "rollout.dtype=float32"]
+    whole = _run(tmp_path, "whole", "trainer.ranks=1", *model)[0]
+    shards = _run(tmp_path, "shards", "trainer.ranks=2", *model)[0]
+    split = _run(tmp_path, "split", "trainer.ranks=2", "reward_model.tp_size=2", *model)[0]
+    assert abs(whole["reward/mean"] - whole["reward/length"]) > 0.01  # the model has a say
+    for found in (shards, split):
+        assert found["reward/mean"] == pytest.approx(whole["reward/mean"], rel=1e-5)
+        assert found["actor/loss"] == pytest.approx(whole["actor/loss"], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["warmup.steps=0", "actor.lora.enable=true", "actor.lora.rank=4", "actor.lr=1e-2"],
+        ["actor.dtype=bfloat16", "critic.dtype=bfloat16", "rollout.dtype=bfloat16"],
+        ["actor.activation_checkpointing=true", "rollout.reshard_threshold=0.001"],
+        ["rollout.top_p=0.9", "algorithm.rollout_correction=token"],
+    ],
+    ids=["lora", "bfloat16", "offloaded", "top_p"],
+)
+def test_other_ways_to_train(tmp_path: Path, overrides: list[str]) -> None:
+    steps = _run(tmp_path, "run", "trainer.ranks=2", "actor.dtype=float32", *overrides)
+    assert len(steps) == 2
+    for metrics in steps:
+        assert all(math.isfinite(metrics[name]) for name in _NUMBERS)
+        assert metrics["reshard/received_bytes"] == metrics["reshard/bound_bytes"] > 0
+    assert steps[0]["actor/ratio_max_error"] == 0
+    assert steps[0]["actor/ref_kl"] == pytest.approx(0, abs=1e-6)
+    assert abs(steps[1]["actor/ref_kl"]) > 1e-6  # it has moved
+    assert steps[0]["reshard/offloaded"] == float("reshard_threshold" in overrides[-1])
+
+
 def test_what_a_run_leaves(alone: tuple[Path, list[dict[str, Any]]]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

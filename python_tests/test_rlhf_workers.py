@@ -17,7 +17,7 @@ from hybridengine import UsageError
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config import schema
 from hybridengine.rlhf.workers import Cluster, Pick, Pool, Reference, Role, WorkerGroup, dispatch
-from hybridengine.rlhf.workers.reference import resolve
+from hybridengine.rlhf.workers.reference import Resolver
 from hybridengine.rlhf.workers.transfer import _decode, _encode
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]  # starting Ray and two ranks: some 8 s
@@ -178,13 +178,13 @@ def test_sparse_tensors_are_refused() -> None:
 
 def test_arguments_without_references_stay_the_same_objects() -> None:
     argument = [1, {"a": (2,)}, Batch(torch.tensor([], dtype=torch.int64))]
-    assert resolve(argument) is argument
+    assert Resolver().resolve(argument) is argument
 
 
 def test_rows_of_what_is_no_batch(pool: Pool, worker: WorkerGroup) -> None:
     pick = Pick(pool.cluster.put([1, 2]), [0])
     with pytest.raises(UsageError, match="rows are picked from a list"):
-        resolve(pick)
+        Resolver().resolve(pick)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.roles.progress import follow
+from hybridengine.rlhf.roles.split_scorer import SplitScorer
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.training.models import build_model, weight_dtype
@@ -23,7 +25,7 @@ class CriticRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config, config.critic)
         critic = config.critic
-        self.module = shard(self.build("value", critic.path), critic, context.mesh)
+        self.hold(self.build("value", critic.path))
         self._passes = self.make_passes()
         self.optimizer = self.make_optimizer(critic.lr, total_updates(config, critic.ppo_epochs))
         self._update = ValueUpdate(self._passes, self.optimizer, config, context.comm)
@@ -45,25 +47,39 @@ class CriticRole(TrainedRole):
 
 
 class RewardModelRole(Role):
-    """Scores responses with a sequence-classification model, which does not train."""
+    """Scores responses with a sequence-classification model, which does not train: FSDP2 shards
+    over all ranks, or with `reward_model.tp_size` groups of ranks that share its layers."""
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
         model = config.reward_model
-        sharding = Sharding(strategy=model.strategy, param_offload=model.offload)
-        sharding.max_tokens_per_gpu = config.actor.max_tokens_per_gpu
-        module = build_model(
-            config.model, "classifier", weight_dtype(sharding), config.seed, model.path
+        self._leads = context.rank % model.tp_size == 0  # the others repeat what it does
+        sharding = Sharding(
+            strategy=model.strategy,
+            param_offload=model.offload,
+            max_tokens_per_gpu=config.actor.max_tokens_per_gpu,
         )
-        self._module = shard(module.requires_grad_(False), sharding, context.mesh)
-        self._passes = Passes(self._module, sharding, comm=context.comm)
+        whole = build_model(
+            config.model, "classifier", weight_dtype(sharding), config.seed, model.path
+        ).requires_grad_(False)
+        self._scorer: Passes | SplitScorer
+        if model.tp_size > 1:
+            comm = context.split(model.tp_size, "reward_model")
+            self._scorer = SplitScorer(whole, comm, sharding.max_tokens_per_gpu)
+            follow(self._scorer.module, context)
+        else:
+            module = shard(whole, sharding, context.mesh)
+            self._scorer = Passes(module, sharding, comm=context.comm)
+            follow(module, context)
 
     @dispatch("by_rank", returns="reference")
     def score(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
-        """The column model_scores: of prompt and response, with the policy's tokens."""
+        """The column model_scores: of prompt and response, with the policy's tokens. Ranks that
+        share layers get the same rows, and only the first of them hands scores on."""
         began = time.perf_counter()
-        scores = self._passes.scores(batch)
-        columns = Batch(batch.lengths, {}, {"model_scores": scores})
+        columns = Batch(batch.lengths, {}, {"model_scores": self._scorer.scores(batch)})
+        if not self._leads:
+            columns = columns.select([])
         return columns, {"seconds": time.perf_counter() - began}
 
 
@@ -72,7 +88,7 @@ class RewardTrainRole(TrainedRole):
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config, config.critic)
-        self.module = shard(self.build("classifier"), config.critic, context.mesh)
+        self.hold(self.build("classifier"))
         self.optimizer = self.make_optimizer(config.critic.lr, config.trainer.steps)
         self._update = PairUpdate(self.make_passes(), self.optimizer, context.comm)
 

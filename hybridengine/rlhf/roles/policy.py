@@ -13,6 +13,7 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
+from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
@@ -34,7 +35,7 @@ class ActorRole(TrainedRole):
         module = self.build("policy")
         if actor.lora.enable:
             module = add_adapters(module, actor.lora, config.seed)
-        self.module = shard(module, actor, context.mesh)
+        self.hold(module)
         self.passes = self.make_passes(config.rollout.temperature)
         self.optimizer = self.make_optimizer(actor.lr, total_updates(config, actor.ppo_epochs))
         self._update = PolicyUpdate(self.passes, self.optimizer, config, context.comm)
@@ -142,6 +143,7 @@ class ReferenceRole(Role):
             config.model, "policy", weight_dtype(sharding), config.seed, config.reference.path
         )
         self._module = shard(module.requires_grad_(False), sharding, context.mesh)
+        follow(self._module, context)
         self._passes = Passes(self._module, sharding, config.rollout.temperature, comm=context.comm)
 
     @dispatch(collect="none")

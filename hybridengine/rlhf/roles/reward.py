@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ class RewardRole(Role):
     @dispatch("by_rank", returns="reference")
     def score(self, shard: tuple[Batch, Batch | None]) -> tuple[Batch, dict[str, Any]]:
         """Rows, with model_scores where there is a reward model: the rows with `task_scores`, the
-        sum of functions and model, and `scores`, which have the penalty for length too."""
+        sum of functions and model, and `scores`, which have the penalty for length too. Texts and
+        objects end here: training needs none."""
         began = time.perf_counter()
         batch, model_scores = shard
         items = [
@@ -42,7 +44,9 @@ class RewardRole(Role):
         task = torch.tensor([score.value for score in found], dtype=torch.float64)
         if model_scores is not None:
             task = task + self.config.reward_model.weight * model_scores["model_scores"].double()
-        scored = batch.with_rows(task_scores=task, scores=task + self._length_penalty(batch))
+        scored = replace(batch, objects={}).with_rows(
+            task_scores=task, scores=task + self._length_penalty(batch)
+        )
         names = sorted({name for score in found for name in score.parts})
         summary = {
             "seconds": time.perf_counter() - began,

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from hybridengine import Communicator, Spec
+from hybridengine import Spec
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
+from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
@@ -29,6 +30,7 @@ class RolloutRole(Role):
         rollout = config.rollout
         self._leads = context.rank % rollout.tp_size == 0  # the others repeat what it does
         model, self._spec = self._build_model()
+        follow(model, context)
         self._engine = Engine(
             model.to(context.device),
             eos_token_ids=[self.tokenizer.eos_token_id],
@@ -131,11 +133,8 @@ class RolloutRole(Role):
             return module, spec
         from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
-        group, rank = divmod(self.context.rank, rollout.tp_size)
-        comm = Communicator(
-            self.context.store, rank, rollout.tp_size, name=f"{self.context.pool}.tp{group}"
-        )
-        return shard_model(module.config, rank, rollout.tp_size, comm), spec
+        comm = self.context.split(rollout.tp_size, "rollout")
+        return shard_model(module.config, comm.rank, comm.world, comm), spec
 
     def _params(self, options: dict[str, Any]) -> SamplingParams:
         rollout = self.config.rollout

@@ -8,9 +8,11 @@ import torch
 
 from hybridengine.rlhf.config.roles import Actor, Critic
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.training.models import Kind, build_model, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
+from hybridengine.rlhf.training.sharding import shard
 from hybridengine.rlhf.training.state import load_state, save_state
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -29,6 +31,11 @@ class TrainedRole(Role):
         """The whole model in the type in which its weights step."""
         dtype = weight_dtype(self._section)
         return build_model(self.config.model, kind, dtype, self.config.seed, path)
+
+    def hold(self, module: torch.nn.Module) -> None:
+        """Takes this rank's shards of `module`, and leaves the rest."""
+        self.module = shard(module, self._section, self.context.mesh)
+        follow(self.module, self.context)
 
     def make_passes(self, temperature: float = 1.0) -> Passes:
         return Passes(self.module, self._section, temperature, comm=self.context.comm)

@@ -1,40 +1,31 @@
-"""clock: where the time of a step went, by phase, and how much of it no role was computing."""
+"""clock: where the time of a step went: which stage computed, and when none did."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 
 class Clock:
-    """Of one step. A *phase* is wall time of the controller; *busy* is the time in which roles
-    computed, as they report it."""
+    """Of one step, from its making on. Stages are what roles report; the rest of the step is the
+    controller's: deciding, sending, receiving."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._phases: dict[str, float] = {}
-        self._busy = 0.0
+        self._stages: dict[str, float] = {}
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - began
-
-    def busy(self, seconds: Sequence[float]) -> None:
+    def busy(self, stage: str, seconds: Sequence[float]) -> None:
         """One call on a group took its ranks these seconds: the slowest counts."""
-        self._busy += max(seconds, default=0.0)
+        longest = max(seconds, default=0.0)
+        self._stages[stage] = self._stages.get(stage, 0.0) + longest
 
     def seconds(self, name: str) -> float:
-        return self._phases.get(name, 0.0)
+        return self._stages.get(name, 0.0)
 
     def metrics(self) -> dict[str, float]:
         step = time.perf_counter() - self._began
         return {
             "time/step": step,
-            "time/controller": max(step - self._busy, 0.0),
-            **{f"time/{name}": seconds for name, seconds in self._phases.items()},
+            "time/controller": max(step - sum(self._stages.values()), 0.0),
+            **{f"time/{name}": seconds for name, seconds in self._stages.items()},
         }

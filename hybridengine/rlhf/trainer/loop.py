@@ -16,7 +16,8 @@ from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.prompts import Prompts, as_prompts
-from hybridengine.rlhf.trainer.step import Scored, Steps
+from hybridengine.rlhf.trainer.scored import Scored
+from hybridengine.rlhf.trainer.step import Steps
 
 # Kept of a time limit for what comes after the last step: evaluation, checkpoint, picture.
 _CLOSING_S = 8.0

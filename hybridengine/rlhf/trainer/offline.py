@@ -17,7 +17,8 @@ from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, encode_
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.rows import Rows
-from hybridengine.rlhf.trainer.step import Scored, Steps
+from hybridengine.rlhf.trainer.scored import Scored
+from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.warmup import as_rows
 
 _CHUNK_ROWS = 4096  # scored and measured at a time

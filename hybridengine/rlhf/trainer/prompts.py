@@ -11,7 +11,8 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, open_data
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.step import Scored, Steps
+from hybridengine.rlhf.trainer.scored import Scored
+from hybridengine.rlhf.trainer.step import Steps
 
 
 class Prompts:

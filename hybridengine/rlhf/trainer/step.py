@@ -11,82 +11,20 @@ worker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hybridengine.rlhf.algorithms import KLController, group_filter
+from hybridengine.rlhf.algorithms import group_filter
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.partition import partition, spread
+from hybridengine.rlhf.trainer.learn import Learner
+from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.placement import Roles
 from hybridengine.rlhf.trainer.rows import Rows
+from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.workers import Reference
-
-# Seeds of steps are this far apart, so that runs of neighbouring seeds share no order.
-_SEED_STRIDE = 1_000_003
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Responses with their scores: the rows, and by row what the controller decides by."""
-
-    rows: Rows
-    lengths: list[int]
-    responses: list[int]  # tokens
-    truncated: list[bool]
-    groups: list[int]
-    scores: list[float]
-    task_scores: list[float]
-    parts: dict[str, list[float]]
-    errors: int
-
-    def select(self, indices: Sequence[int]) -> Scored:
-        def pick(column: list[Any]) -> list[Any]:
-            return [column[index] for index in indices]
-
-        return Scored(
-            self.rows.select(indices),
-            pick(self.lengths),
-            pick(self.responses),
-            pick(self.truncated),
-            pick(self.groups),
-            pick(self.scores),
-            pick(self.task_scores),
-            {name: pick(column) for name, column in self.parts.items()},
-            self.errors,
-        )
-
-    @staticmethod
-    def concat(parts: Sequence[Scored]) -> Scored:
-        def join(name: str) -> list[Any]:
-            return [value for part in parts for value in getattr(part, name)]
-
-        return Scored(
-            Rows.concat([part.rows for part in parts]),
-            join("lengths"),
-            join("responses"),
-            join("truncated"),
-            join("groups"),
-            join("scores"),
-            join("task_scores"),
-            {name: [v for part in parts for v in part.parts[name]] for name in parts[0].parts},
-            sum(part.errors for part in parts),
-        )
-
-    def metrics(self) -> dict[str, float]:
-        count = max(len(self.scores), 1)
-        return {
-            "reward/mean": sum(self.task_scores) / count,
-            "reward/shaped": sum(self.scores) / count,
-            "reward/errors": float(self.errors),
-            **{f"reward/{name}": sum(column) / count for name, column in self.parts.items()},
-            "rollout/tokens": float(sum(self.responses)),
-            "rollout/length": sum(self.responses) / count,
-            "rollout/truncated": sum(self.truncated) / count,
-        }
 
 
 class Steps:
@@ -94,19 +32,16 @@ class Steps:
 
     def __init__(self, config: Config, roles: Roles) -> None:
         self.config, self.roles = config, roles
+        self.learn = Learner(config, roles).learn
         self._filter = group_filter.get(config.algorithm.group_filter)
 
     def respond(
         self, prompts: Batch, clock: Clock, options: dict[str, Any] | None = None
     ) -> Scored:
         """Generates responses to `prompts` and scores them; rows in the order of `prompts`."""
-        with clock.phase("rollout"):
-            rows, pieces = self._generate(prompts, clock, options)
+        rows, pieces = self._generate(prompts, clock, options)
         lengths = _by_row(pieces, rows, "lengths")
-        with clock.phase("reward"):
-            scored = self.score(
-                Rows.of(pieces, rows), lengths, clock, _hosts_of(rows, self._scorers)
-            )
+        scored = self.score(Rows.of(pieces, rows), lengths, clock, _hosts_of(rows, self._scorers))
         return Scored(
             lengths=lengths,
             responses=_by_row(pieces, rows, "responses"),
@@ -130,13 +65,14 @@ class Steps:
         judged: list[Any] = [None] * len(parts)
         model = self.roles.reward_model
         if model is not None:
-            shares = spread(lengths, model.pool.num_ranks)
+            tp = self.config.reward_model.tp_size
+            shares, handed = _shared_parts(lengths, model.pool.num_ranks, tp)
             found = model.score([rows.picks(share) for share in shares])
-            clock.busy(_seconds(found))
-            columns = Rows.of(found, shares)
+            clock.busy("reward", _seconds(found))
+            columns = Rows.of(found, handed)
             judged = [columns.picks(part) for part in parts]
         pieces = self.roles.reward.score(list(zip(shards, judged, strict=True)))
-        clock.busy(_seconds(pieces))
+        clock.busy("reward", _seconds(pieces))
         names = pieces[0].summary["parts"] or max((p.summary["parts"] for p in pieces), key=len)
         return {
             "rows": Rows.of(pieces, parts),
@@ -151,54 +87,15 @@ class Steps:
         kept = self._filter(torch.tensor(scored.task_scores), torch.tensor(scored.groups))
         return scored.select(torch.nonzero(kept)[:, 0].tolist())
 
-    def learn(
-        self,
-        scored: Scored,
-        clock: Clock,
-        *,
-        step: int,
-        kl: KLController,
-        baselines: list[float] | None = None,
-        train_actor: bool = True,
-    ) -> dict[str, float]:
-        """Prepares the rows, computes advantages, and updates critic and actor."""
-        config, roles = self.config, self.roles
-        cut = partition(
-            scored.groups,
-            scored.lengths,
-            num_ranks=roles.actor.pool.num_ranks,
-            mini_batch_groups=config.actor.ppo_mini_batch_size,
-            seed=config.seed * _SEED_STRIDE + step,
-        )
-        columns: dict[str, list[Any]] = {"mini_batch": cut.mini_batch}
-        if baselines is not None:
-            columns["baselines"] = baselines
-        with clock.phase("log_probs"):
-            known = self._measure(scored, cut.ranks, columns, clock)
-        with clock.phase("advantages"):
-            by_loss = config.algorithm.kl.where == "loss"
-            pieces = roles.actor.advantages(known, 0.0 if by_loss else kl.coef)
-            clock.busy(_seconds(pieces))
-        metrics = {f"actor/{name}": value for name, value in pieces[0].summary["means"].items()}
-        with clock.phase("update"):
-            if roles.critic is not None:
-                found = roles.critic.update(self._for_critic(pieces, cut.ranks, scored.lengths))
-                metrics |= self._updated("critic", found, clock)
-            if train_actor:
-                found = roles.actor.update(pieces, kl.coef if by_loss else 0.0)
-                metrics |= self._updated("actor", found, clock)
-        return metrics
-
     def sync(self, clock: Clock) -> dict[str, float]:
         """Moves the actor's weights to the rollout; bytes of all ranks together."""
         rollout, actor = self.roles.rollout, self.roles.actor
         assert rollout is not None
-        with clock.phase("reshard"):
-            sending = None if self.roles.colocated else actor.send.remote()
-            found = rollout.sync()
-            if sending is not None:
-                sending.result()
-            clock.busy([each["seconds"] for each in found])
+        sending = None if self.roles.colocated else actor.send.remote()
+        found = rollout.sync()
+        if sending is not None:
+            sending.result()
+        clock.busy("reshard", [each["seconds"] for each in found])
         return {
             "reshard/received_bytes": sum(each["received_bytes"] for each in found),
             "reshard/bound_bytes": sum(each["bound_bytes"] for each in found),
@@ -216,65 +113,20 @@ class Steps:
         """By rank of the rollout, the numbers of its rows, and the rows."""
         rollout, tp = self.roles.rollout, self.config.rollout.tp_size
         assert rollout is not None
-        engines = rollout.pool.num_ranks // tp
-        parts = spread(prompts.lengths.tolist(), engines)
-        shards = [prompts.select(parts[rank // tp]) for rank in range(rollout.pool.num_ranks)]
-        pieces = rollout.generate(shards, options, texts)
-        clock.busy(_seconds(pieces))
-        # Of the ranks that share an engine only the first hands rows on.
-        return [parts[rank // tp] if rank % tp == 0 else [] for rank in range(len(shards))], pieces
-
-    def _measure(
-        self,
-        scored: Scored,
-        parts: list[list[int]],
-        columns: dict[str, list[Any]],
-        clock: Clock,
-    ) -> list[Any]:
-        """By rank of the actor, what advantages() takes: rows with old log-probs, and columns of
-        the reference and the critic."""
-        roles = self.roles
-        shards = [
-            (scored.rows.picks(part), {name: _at(column, part) for name, column in columns.items()})
-            for part in parts
-        ]
-        prepared = roles.actor.prepare(shards)
-        clock.busy(_seconds(prepared))
-        known = [prepared]
-        if roles.reference is not None:
-            known.append(roles.reference.log_probs(prepared))
-            clock.busy(_seconds(known[-1]))
-        if roles.critic is not None:
-            shares = self._critic_parts(parts, scored.lengths)
-            found = roles.critic.values(_handed(prepared, parts, shares))
-            clock.busy(_seconds(found))
-            known.append(_handed(found, shares, parts))
-        return list(zip(*known, strict=True))
-
-    def _for_critic(
-        self, pieces: list[Reference], parts: list[list[int]], lengths: list[int]
-    ) -> list[Any]:
-        return _handed(pieces, parts, self._critic_parts(parts, lengths))
-
-    def _critic_parts(self, parts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """The actor's parts where the critic has the same ranks."""
-        critic = self.roles.critic
-        assert critic is not None
-        if critic.pool is self.roles.actor.pool:
-            return parts
-        return spread(lengths, critic.pool.num_ranks)
-
-    def _updated(self, role: str, found: list[dict[str, float]], clock: Clock) -> dict[str, float]:
-        clock.busy([each["seconds"] for each in found])
-        return {f"{role}/{name}": value for name, value in found[0].items() if name != "seconds"}
+        parts, handed = _shared_parts(prompts.lengths.tolist(), rollout.pool.num_ranks, tp)
+        pieces = rollout.generate([prompts.select(part) for part in parts], options, texts)
+        clock.busy("rollout", _seconds(pieces))
+        return handed, pieces
 
 
-def _handed(pieces: list[Reference], parts: list[list[int]], wanted: list[list[int]]) -> list[Any]:
-    """Rows that lie in `parts`, for ranks that take them in `wanted`."""
-    if parts == wanted:
-        return list(pieces)
-    rows = Rows.of(pieces, parts)
-    return [rows.picks(part) for part in wanted]
+def _shared_parts(
+    lengths: list[int], ranks: int, tp: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """By rank, the rows that it computes and those that it hands on: ranks that share a model
+    compute the same, and the first of them hands on."""
+    parts = spread(lengths, ranks // tp)
+    computed = [parts[rank // tp] for rank in range(ranks)]
+    return computed, [rows if rank % tp == 0 else [] for rank, rows in enumerate(computed)]
 
 
 def _hosts_of(rows: list[list[int]], ranks: int) -> list[list[int]] | None:
@@ -284,10 +136,6 @@ def _hosts_of(rows: list[list[int]], ranks: int) -> list[list[int]] | None:
 
 def _seconds(pieces: Sequence[Reference]) -> list[float]:
     return [piece.summary["seconds"] for piece in pieces]
-
-
-def _at(column: list[Any], indices: Sequence[int]) -> list[Any]:
-    return [column[index] for index in indices]
 
 
 def _by_row(pieces: Sequence[Reference], parts: list[list[int]], name: str) -> list[Any]:

@@ -28,6 +28,13 @@ class Pending:
         """Ray's references to the ranks' answers, for ray.wait."""
         return list(self._call.refs)
 
+    @property
+    def references(self) -> list[Reference]:
+        """What a method that returns by reference will have returned, by rank, without summaries:
+        to be passed on to the next call before this one has ended. result() of this one comes
+        first then, so that a failure is seen where it was."""
+        return [Reference(value, None, rank) for rank, value in enumerate(self._values)]
+
     def result(self) -> Any:
         """What the call gives back, as `dispatch(collect=...)` says. Blocks until every rank has
         returned, also where the result of one is asked for. Throws UsageError that a rank raised,

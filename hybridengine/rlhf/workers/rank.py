@@ -21,7 +21,7 @@ import ray
 
 import hybridengine
 from hybridengine.rlhf.workers.failure import Failure
-from hybridengine.rlhf.workers.reference import resolve
+from hybridengine.rlhf.workers.reference import Resolver
 from hybridengine.rlhf.workers.role import RankContext, Role
 
 _ENGINE = Path(hybridengine.__file__).parent
@@ -59,6 +59,7 @@ class RankProcess:
         self._pool, self._rank, self._world = pool, rank, world
         self._context: RankContext | None = None
         self._store: Any = None
+        self._resolver = Resolver()
         self._started: float | None = None  # of the method that runs
         self._thread = 0
 
@@ -128,7 +129,7 @@ class RankProcess:
 
     def _start_role(self, name: str, role: type[Role], config: Any) -> None:
         assert self._context is not None
-        self._context.roles[name] = role(self._context, resolve(config))
+        self._context.roles[name] = role(self._context, self._resolver.resolve(config))
 
     def call(self, role: str, method: str, args: Any, kwargs: Any) -> Any:
         """Returned(result), or Failure."""
@@ -146,7 +147,7 @@ class RankProcess:
     def _call(self, role: str, method: str, args: Any, kwargs: Any) -> Any:
         assert self._context is not None
         bound = getattr(self._context.roles[role], method)
-        return bound(*resolve(args), **resolve(kwargs))
+        return bound(*self._resolver.resolve(args), **self._resolver.resolve(kwargs))
 
     def _call_by_reference(self, role: str, method: str, args: Any, kwargs: Any) -> Any:
         result = self._call(role, method, args, kwargs)

@@ -31,18 +31,32 @@ class Pick:
     rows: Sequence[int]
 
 
-def resolve(argument: Any) -> Any:
-    """`argument` with values in the place of references, on the rank that is called.
+class Resolver:
+    """Puts values in the place of references, on the rank that is called.
 
-    Looks into lists, tuples and dicts. A list of nothing but references and picks whose values are
-    Batches becomes one Batch, their rows in order. Blocks until the values are here.
+    The last few values are kept: stages of a step pass the same ones on. Roles never change them.
     """
-    needed = list({each.ref: None for each in _references(argument)})
-    if not needed:
-        return argument
-    import ray
 
-    return _with_values(argument, dict(zip(needed, ray.get(needed), strict=True)))
+    _KEPT = 8
+
+    def __init__(self) -> None:
+        self._recent: dict[Any, Any] = {}  # by Ray's reference, the last used at the end
+
+    def resolve(self, argument: Any) -> Any:
+        """`argument` with values. Looks into lists, tuples and dicts. A list of nothing but
+        references and picks whose values are Batches becomes one Batch, their rows in order. Blocks
+        until the values are here."""
+        needed = list({each.ref: None for each in _references(argument)})
+        if not needed:
+            return argument
+        import ray
+
+        missing = [ref for ref in needed if ref not in self._recent]
+        found = dict(zip(missing, ray.get(missing), strict=True))
+        values = {ref: found[ref] if ref in found else self._recent.pop(ref) for ref in needed}
+        kept = [*self._recent.items(), *values.items()][-self._KEPT :]
+        self._recent = dict(kept)
+        return _with_values(argument, values)
 
 
 def _references(argument: Any) -> Iterator[Reference]:
@@ -62,33 +76,53 @@ def _with_values(argument: Any, values: dict[Any, Any]) -> Any:
     if isinstance(argument, Reference):
         return values[argument.ref]
     if isinstance(argument, Pick):
-        return _picked(values[argument.reference.ref], argument)
+        return _rows_of([argument], values)
     if isinstance(argument, dict):
         return {name: _with_values(each, values) for name, each in argument.items()}
-    if not isinstance(argument, (list, tuple)):
-        return argument
-    found = [_with_values(each, values) for each in argument]
-    if isinstance(argument, tuple):
-        return tuple(found)
-    if all(isinstance(each, (Reference, Pick)) for each in argument):
-        return _joined(found)
-    return found
+    if isinstance(argument, list) and _is_one_batch(argument, values):
+        return _rows_of(argument, values)
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(_with_values(each, values) for each in argument)
+    return argument
 
 
-def _picked(value: Any, pick: Pick) -> Any:
+def _is_one_batch(parts: list[Any], values: dict[Any, Any]) -> bool:
+    """Nothing but picks, and references to batches."""
+    if not parts or not all(isinstance(part, (Reference, Pick)) for part in parts):
+        return False
+    whole = [part for part in parts if isinstance(part, Reference)]
+    return all(_is_batch(values[part.ref]) for part in whole)
+
+
+def _rows_of(parts: list[Reference | Pick], values: dict[Any, Any]) -> Any:
+    """The rows of all parts, in order. Every batch is joined once and the rows are taken in one go:
+    picks of one row each, from many batches in turn, cost no more than whole ones."""
     from hybridengine.rlhf.batch import Batch
 
-    if not isinstance(value, Batch):
-        raise UsageError(
-            f"rows are picked from a {type(value).__name__}: only a Batch has rows. Pass the "
-            f"reference itself."
-        )
-    return value.select(pick.rows)
+    needed = dict.fromkeys(
+        part.reference.ref if isinstance(part, Pick) else part.ref for part in parts
+    )
+    first, offset = {}, 0
+    for ref in needed:
+        if not _is_batch(values[ref]):
+            raise UsageError(
+                f"rows are picked from a {type(values[ref]).__name__}: only a Batch has rows. Pass "
+                "the reference itself."
+            )
+        first[ref], offset = offset, offset + len(values[ref])
+    joined = Batch.concat([values[ref] for ref in needed])
+    if len(needed) == len(parts) and all(isinstance(part, Reference) for part in parts):
+        return joined
+    index: list[int] = []
+    for part in parts:
+        if isinstance(part, Pick):
+            index += [first[part.reference.ref] + row for row in part.rows]
+        else:
+            index += range(first[part.ref], first[part.ref] + len(values[part.ref]))
+    return joined.select(index)
 
 
-def _joined(found: list[Any]) -> Any:
+def _is_batch(value: Any) -> bool:
     from hybridengine.rlhf.batch import Batch
 
-    if found and all(isinstance(each, Batch) for each in found):
-        return Batch.concat(found)
-    return found
+    return isinstance(value, Batch)

@@ -49,6 +49,14 @@ class RankContext:
     roles: dict[str, Role] = field(default_factory=dict)
     last_progress: float = field(default_factory=time.monotonic)
 
+    def split(self, size: int, name: str) -> Communicator:
+        """A communicator over the `size` ranks of this rank's group: ranks 0 to size - 1 are the
+        first group. `name` is used once in a pool. Collective within the group."""
+        from hybridengine.comm import Communicator
+
+        group, rank = divmod(self.rank, size)
+        return Communicator(self.store, rank, size, name=f"{self.pool}.{name}.{group}")
+
     def progress(self) -> None:
         """Says that a long method still gets on: its time limit starts anew."""
         self.last_progress = time.monotonic()

@@ -1,0 +1,69 @@
+"""scored: responses with their scores, as the controller sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybridengine.rlhf.trainer.rows import Rows
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Responses with their scores: the rows, and by row what the controller decides by."""
+
+    rows: Rows
+    lengths: list[int]
+    responses: list[int]  # tokens
+    truncated: list[bool]
+    groups: list[int]
+    scores: list[float]
+    task_scores: list[float]
+    parts: dict[str, list[float]]
+    errors: int
+
+    def select(self, indices: Sequence[int]) -> Scored:
+        def pick(column: list[Any]) -> list[Any]:
+            return [column[index] for index in indices]
+
+        return Scored(
+            self.rows.select(indices),
+            pick(self.lengths),
+            pick(self.responses),
+            pick(self.truncated),
+            pick(self.groups),
+            pick(self.scores),
+            pick(self.task_scores),
+            {name: pick(column) for name, column in self.parts.items()},
+            self.errors,
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[Scored]) -> Scored:
+        def join(name: str) -> list[Any]:
+            return [value for part in parts for value in getattr(part, name)]
+
+        return Scored(
+            Rows.concat([part.rows for part in parts]),
+            join("lengths"),
+            join("responses"),
+            join("truncated"),
+            join("groups"),
+            join("scores"),
+            join("task_scores"),
+            {name: [v for part in parts for v in part.parts[name]] for name in parts[0].parts},
+            sum(part.errors for part in parts),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        count = max(len(self.scores), 1)
+        return {
+            "reward/mean": sum(self.task_scores) / count,
+            "reward/shaped": sum(self.scores) / count,
+            "reward/errors": float(self.errors),
+            **{f"reward/{name}": sum(column) / count for name, column in self.parts.items()},
+            "rollout/tokens": float(sum(self.responses)),
+            "rollout/length": sum(self.responses) / count,
+            "rollout/truncated": sum(self.truncated) / count,
+        }
