@@ -55,6 +55,7 @@ def train_reward(config: Config) -> int:
         f"{config.trainer.ranks} ranks",
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
     with Cluster.start(config.cluster) as cluster:
         group = _start(cluster, config)
@@ -68,6 +69,7 @@ def train_reward(config: Config) -> int:
         f"{len(history)} steps; {folder}/hf",
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
     return 0
 

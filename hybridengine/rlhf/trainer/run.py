@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.loading import save_config
@@ -168,6 +169,7 @@ def _announce(console: Console, config: Config, source: Prompts | Offline, folde
         f"{counts.read} prompts{left_out}, {config.trainer.steps} steps",
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
 
 
@@ -177,7 +179,8 @@ def _conclude(
     if samples:
         table = Table("prompt", "truth", "before", "after", box=None, pad_edge=False)
         for sample in samples:
-            table.add_row(sample.prompt, sample.ground_truth, sample.before, sample.after)
+            cells = (sample.prompt, sample.ground_truth, sample.before, sample.after)
+            table.add_row(*map(Text, cells))  # as they are: brackets in them are no markup
         console.print(table)
     ratio = summary.reshard_received_over_bound
     moved = "" if ratio is None else f", reshard {ratio:.2f} of the bound"
@@ -186,4 +189,5 @@ def _conclude(
         f"{summary.seconds:.0f} s{moved}; {folder}/reward.png, summary.json, hf/",
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
