@@ -47,5 +47,11 @@ def test_another_seed_is_another_order() -> None:
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_spread_needs_no_tokens() -> None:
-    assert sorted(map(len, spread([0, 0, 0, 0], 2))) == [2, 2]
+@given(lengths=st.lists(st.integers(0, 50), max_size=40), ranks=st.integers(1, 5))
+def test_rows_are_spread_evenly(lengths: list[int], ranks: int) -> None:
+    parts = spread(lengths, ranks)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    assert all(part == sorted(part) for part in parts)
+    counts, totals = [len(p) for p in parts], [sum(lengths[row] for row in p) for p in parts]
+    assert max(counts) - min(counts) <= 1
+    assert max(totals) - min(totals) <= max(lengths, default=0)

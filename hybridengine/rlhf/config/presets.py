@@ -30,10 +30,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data.train_batch_size": 384,
         "data.max_prompt_length": 16,
         "data.max_response_length": 8,
-        "warmup.steps": 120,
+        "warmup.steps": 135,
         "warmup.lr": 1e-3,
         "warmup.batch_size": 128,
         "rollout.max_model_len": 32,
+        "actor.min_num_params": 1_000_000,  # all of it is one unit
+        "critic.min_num_params": 1_000_000,
         "actor.lr": 4e-4,
         "actor.optimizer.betas": [0.9, 0.95],
         "actor.ppo_epochs": 3,
@@ -46,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.entropy_coef": 0.01,
         "trainer.ranks": 2,
         "cluster.cpus_per_rank": 0.5,  # so that one core is enough
-        "trainer.steps": 150,
+        "trainer.steps": 180,
         "trainer.time_limit_s": 170.0,
     },
 }

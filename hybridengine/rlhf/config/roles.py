@@ -45,6 +45,9 @@ class Sharding:
     optimizer_offload: bool = key(
         False, "keep the optimizer's state in host memory between updates"
     )
+    min_num_params: int = key(
+        0, "weights from which a decoder layer is an FSDP2 unit of its own; 0: every one", least=0
+    )
     activation_checkpointing: bool = key(False, "recompute decoder layers in the backward pass")
     sequence_packing: bool = key(True, "run rows without padding, attention within each row")
     max_tokens_per_gpu: int = key(16384, "tokens of a micro-batch of one rank", least=1)

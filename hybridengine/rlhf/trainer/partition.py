@@ -64,5 +64,8 @@ def partition(
 
 def spread(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Rows for each rank, ascending, of about equal length and number: for passes in which rows do
-    not depend on each other."""
-    return seqlen_balanced_partitions([length + 1 for length in lengths], num_ranks)
+    not depend on each other. Dealt out from the longest down, to and fro."""
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    period = 2 * num_ranks
+    turns = [order[turn::period] for turn in range(period)]
+    return [sorted(turns[rank] + turns[period - 1 - rank]) for rank in range(num_ranks)]

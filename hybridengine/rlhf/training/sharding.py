@@ -46,7 +46,9 @@ def shard(module: nn.Module, sharding: Sharding, mesh: DeviceMesh) -> nn.Module:
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     for layer in layers:
-        fully_shard(layer, **options)
+        # Small layers stay in the root's unit: a unit costs three collectives a pass.
+        if sum(weight.numel() for weight in layer.parameters()) >= sharding.min_num_params:
+            fully_shard(layer, **options)
     fully_shard(module, **options)
     return module
 
