@@ -71,7 +71,8 @@ def test_without_arguments_it_is_the_demo():
     assert config.preset == "demo"
     assert config.model.config == _DEMO_MODEL
     assert config.data.gym.name == "chain_sum"
-    assert (config.actor.lr, config.critic.lr, config.warmup.lr) == (1e-3, 1e-3, 1e-3)
+    for name in ("actor.lr", "critic.lr", "warmup.lr", "trainer.steps", "data.train_batch_size"):
+        assert value_at(config, name) == PRESETS["demo"][name]
     assert config.run.name is None
 
 
@@ -90,8 +91,7 @@ def test_later_wins_defaults_preset_file_overrides(write):
     path = write("preset: demo\nactor: {lr: 0.5, ppo_epochs: 7}\n")
     config = load_config([path, "actor.lr=0.25", "seed=1", "seed=2"])
     assert config.actor.sync_every == 4  # default
-    assert config.actor.ppo_mini_batch_size == 128  # preset
-    assert config.data.train_batch_size == 256  # preset
+    assert config.data.train_batch_size == PRESETS["demo"]["data.train_batch_size"]
     assert config.actor.ppo_epochs == 7  # file
     assert config.actor.lr == 0.25  # override
     assert config.seed == 2  # the later override
@@ -125,7 +125,7 @@ def test_an_empty_file_and_empty_sections_set_nothing(write):
         ("actor.optimizer.betas=[0, 0.5]", "actor.optimizer.betas", [0.0, 0.5]),
         ("rollout.engine_options={a: {b: [1, null]}}", "rollout.engine_options", None),
         ("rollout.engine_options.a.b=[1, null]", "rollout.engine_options", None),
-        ("critic.lr=${actor.lr}", "critic.lr", 1e-3),
+        ("critic.lr=${actor.lr}", "critic.lr", PRESETS["demo"]["actor.lr"]),
         (r"run.dir=\${actor.lr}", "run.dir", "${actor.lr}"),
     ],
 )

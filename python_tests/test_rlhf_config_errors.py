@@ -271,7 +271,7 @@ _COMBINATIONS = [
     ),
     (["data.max_prompt_length=30"], "add up to 38, more than", "rollout.max_model_len=38"),
     (["algorithm.overlong_buffer=9"], "algorithm.overlong_buffer is 9, more than", "smaller"),
-    (["data.train_batch_size=64"], "actor.ppo_mini_batch_size is 128, more than", "=64 or less"),
+    (["data.train_batch_size=64"], "actor.ppo_mini_batch_size is 192, more than", "=64 or less"),
     (["actor.strategy=megatron"], "actor.strategy is megatron, and", "Use actor.strategy=fsdp2."),
     (["critic.strategy=megatron"], "critic.strategy is megatron, and", "critic.strategy=fsdp2."),
     (["reward_model.strategy=megatron"], "not there yet", "Use reward_model.strategy=fsdp2."),
@@ -349,7 +349,7 @@ def test_an_impossible_combination_has_a_mend(overrides, what, mend):
     [
         ["model.path=m", "model.config={}"],
         ["data.max_prompt_length=24"],
-        ["data.train_batch_size=128"],
+        ["data.train_batch_size=192"],
         ["algorithm.advantage=grpo", "rollout.n=2"],
         ["algorithm.group_filter=dapo", "rollout.n=2"],
         ["algorithm.advantage=remax"],
@@ -384,8 +384,12 @@ def test_offline_needs_no_groups_but_generates_nothing():
     assert error.startswith("algorithm.advantage is remax, whose baseline is a greedy response")
 
 
-def test_a_reward_model_needs_files_and_a_checkpoint():
+def test_a_reward_model_needs_files_and_a_model():
     with pytest.raises(UsageError, match=r"data\.gym\.name is 'chain_sum', but a reward model"):
         load_pairs_config(["preset=demo"])
-    with pytest.raises(UsageError, match=r"model\.path is null, but a reward model starts"):
-        load_pairs_config(["model.config={model_type: llama}", "data.train_files=[a]"])
+    with pytest.raises(UsageError, match=r"there are no pairs: data\.train_files is empty"):
+        load_pairs_config(["model.path=m"])
+    with pytest.raises(UsageError, match="there is no model"):
+        load_pairs_config(["data.train_files=[a]"])
+    config = load_pairs_config(["model.path=m", "data.train_files=[a]", "data.train_batch_size=8"])
+    assert config.data.train_batch_size == 8  # that the policy's mini-batches are larger is nothing

@@ -23,18 +23,8 @@ def combination_faults(config: Config) -> list[str]:
 
 
 def pair_faults(config: Config) -> list[str]:
-    """What `train-reward` needs besides: pairs from files."""
-    faults = []
-    if config.data.gym.name is not None:
-        faults.append(
-            f"data.gym.name is {config.data.gym.name!r}, but a reward model learns from pairs. Use "
-            "data.train_files with a better and a worse answer a row."
-        )
-    if config.model.path is None:
-        faults.append(
-            "model.path is null, but a reward model starts from a checkpoint. Set model.path."
-        )
-    return faults
+    """The same for `train-reward`, which has no rollouts and no policy."""
+    return [fault for rule in _PAIR_RULES for fault in rule(config)]
 
 
 def _run(config: Config) -> Iterator[str]:
@@ -70,6 +60,16 @@ def _data(config: Config) -> Iterator[str]:
             f"there are two sources of data: data.train_files and data.gym.name="
             f"{data.gym.name}. Set data.train_files=[] or data.gym.name=null."
         )
+
+
+def _pairs(config: Config) -> Iterator[str]:
+    if config.data.gym.name is not None:
+        yield (
+            f"data.gym.name is {config.data.gym.name!r}, but a reward model learns from pairs. Use "
+            "data.train_files with a better and a worse answer a row."
+        )
+    elif not config.data.train_files:
+        yield "there are no pairs: data.train_files is empty. Set it."
 
 
 def _offline(config: Config) -> Iterator[str]:
@@ -206,3 +206,4 @@ _RULES = (
     *(_betas, _tensor_parallel, _lora),
     *ALGORITHM_RULES,
 )
+_PAIR_RULES = (_run, _model, _pairs, _strategies, _loggers, _betas)

@@ -45,7 +45,7 @@ def load_config(arguments: Sequence[str]) -> Config:
 def load_pairs_config(arguments: Sequence[str]) -> Config:
     """As `load_config`, for fitting a reward model to pairs: no preset unless it is named."""
     config = _load(arguments, NONE)
-    _stop_on([*combination_faults(config), *pair_faults(config)])
+    _stop_on(pair_faults(config))
     return config
 
 
