@@ -70,8 +70,8 @@ class _Run:
         config = with_steps(config, self.source.steps_per_epoch)
         self.roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, self.roles)
-        checkpoints = Checkpoints(folder, self.roles, keep=1)
-        self.loop = Loop(config, steps, self.source, Sinks([]), checkpoints, began=time.monotonic())
+        checkpoints = Checkpoints(folder, self.roles, config)
+        self.loop = Loop(config, steps, self.source, checkpoints, began=time.monotonic())
         if self.roles.reference is not None:
             self.roles.reference.freeze()
         self._steps = steps
@@ -82,7 +82,7 @@ class _Run:
             self._steps.sync(Clock())
 
     def rewards(self) -> list[float]:
-        self.loop.run()
+        self.loop.run(Sinks([]))
         self.roles.reward.close()
         return [metrics["reward/mean"] for metrics in self.loop.history]
 

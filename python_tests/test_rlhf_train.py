@@ -168,6 +168,18 @@ def test_other_ways_to_train(tmp_path: Path, overrides: list[str]) -> None:
     assert steps[0]["reshard/offloaded"] == float("reshard_threshold" in overrides[-1])
 
 
+def test_a_run_goes_on_where_it_stopped(
+    alone: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """With the reference that the warm-up made, on another number of ranks."""
+    _run(tmp_path, "run", "trainer.ranks=1", "trainer.steps=1", "trainer.save_interval=1")
+    resumed = _run(tmp_path, "run", "trainer.ranks=2", "run.resume=true")
+    assert [row["step"] for row in resumed] == [1, 2]
+    assert {name: resumed[1][name] for name in _NUMBERS} == pytest.approx(
+        {name: alone[1][1][name] for name in _NUMBERS}, rel=1e-6, abs=1e-9
+    )
+
+
 def test_what_a_run_leaves(alone: tuple[Path, list[dict[str, Any]]]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -23,7 +23,7 @@ from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf
+from hybridengine.rlhf.training.state import export_hf, load_state, save_state
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -155,6 +155,14 @@ class ReferenceRole(Role):
             with torch.no_grad():
                 for theirs, ours in pairs:
                     local(ours).copy_(local(theirs))
+
+    @dispatch(collect="none")
+    def save(self, folder: str) -> None:
+        save_state(folder, self._module)
+
+    @dispatch(collect="none")
+    def restore(self, folder: str) -> None:
+        load_state(folder, self._module)
 
     @dispatch("by_rank", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:

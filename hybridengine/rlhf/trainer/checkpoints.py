@@ -1,6 +1,6 @@
 """checkpoints: what a run needs to go on where it stopped.
 
-    <run>/checkpoints/step_00000012/   actor/  critic/  controller.json
+    <run>/checkpoints/step_00000012/   actor/  critic/  reference/  controller.json
 
 A checkpoint is complete once controller.json is there, which is written last.
 """
@@ -13,25 +13,29 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.placement import Roles
 
 _STATE = "controller.json"
 
 
 class Checkpoints:
-    """Those of one run, of which the newest `keep` are kept."""
+    """Those of one run, of which the newest `trainer.keep_checkpoints` are kept."""
 
-    def __init__(self, folder: Path, roles: Roles, keep: int) -> None:
-        self._folder, self._roles, self._keep = folder / "checkpoints", roles, keep
+    def __init__(self, folder: Path, roles: Roles, config: Config) -> None:
+        self._folder, self._keep = folder / "checkpoints", config.trainer.keep_checkpoints
+        groups = {"actor": roles.actor, "critic": roles.critic}
+        if config.warmup.steps and config.reference.path is None:
+            groups["reference"] = roles.reference  # it is no checkpoint's: the warm-up made it
+        self._groups = {name: group for name, group in groups.items() if group is not None}
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Weights and optimizers of the roles that train, and the controller's `state` (JSON)."""
+        """Weights and optimizers of the roles, and the controller's `state` (JSON)."""
         target = self._folder / f"step_{step:08d}"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        self._roles.actor.save(str(target / "actor"))
-        if self._roles.critic is not None:
-            self._roles.critic.save(str(target / "critic"))
+        for name, group in self._groups.items():
+            group.save(str(target / name))
         scratch = target / f"{_STATE}.tmp"
         scratch.write_text(json.dumps({"step": step, **state}))
         os.replace(scratch, target / _STATE)
@@ -41,9 +45,8 @@ class Checkpoints:
     def restore(self) -> dict[str, Any]:
         """Loads the newest, which there must be, into the roles and returns its state."""
         newest = self._complete()[-1]
-        self._roles.actor.restore(str(newest / "actor"))
-        if self._roles.critic is not None:
-            self._roles.critic.restore(str(newest / "critic"))
+        for name, group in self._groups.items():
+            group.restore(str(newest / name))
         state: dict[str, Any] = json.loads((newest / _STATE).read_text())
         return state
 

@@ -34,14 +34,13 @@ class Loop:
         config: Config,
         steps: Steps,
         source: Prompts | Offline,
-        sinks: Sinks,
         checkpoints: Checkpoints,
         *,
         began: float,
     ) -> None:
         """`began`: time.monotonic() at the start of the run, from which its time limit counts."""
         self.config, self.history = config, list[dict[str, float]]()
-        self._steps, self._source, self._sinks = steps, source, sinks
+        self._steps, self._source = steps, source
         self._checkpoints, self._began = checkpoints, began
         self._kl = make_controller(config)
         self._step = 0
@@ -53,19 +52,22 @@ class Loop:
         self._source.load_state_dict(state["source"])
         self._kl = type(self._kl)(**state["kl"])
 
-    def run(self) -> None:
+    def run(self, sinks: Sinks) -> None:
+        """All steps that are left; each is logged to `sinks` as it ends."""
         trainer = self.config.trainer
         limit = trainer.steps
         assert limit is not None, "the number of steps is set before"
         if trainer.eval_before and self._step == 0:
-            self._evaluate_alone()
-        while self._step < limit and self._time_left():
+            before = self.evaluate()
+            if before:
+                sinks.log(0, before)
+        while self._step < limit and (not self.history or self._time_left()):
             self._step += 1
             metrics = self._one_step()
             if trainer.eval_interval and self._step % trainer.eval_interval == 0:
                 metrics |= self.evaluate()
             self.history.append(metrics)
-            self._sinks.log(self._step, metrics)
+            sinks.log(self._step, metrics)
             if trainer.save_interval and self._step % trainer.save_interval == 0:
                 self.save()
 
@@ -80,11 +82,6 @@ class Loop:
             return {}
         scored = self._steps.respond(eval_prompts(held_out), Clock(), {"greedy": True})
         return {"eval/reward": sum(scored.task_scores) / len(scored.task_scores)}
-
-    def _evaluate_alone(self) -> None:
-        metrics = self.evaluate()
-        if metrics:
-            self._sinks.log(0, metrics)
 
     def _one_step(self) -> dict[str, float]:
         clock = Clock()

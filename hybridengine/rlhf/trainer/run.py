@@ -19,6 +19,7 @@ from hybridengine.rlhf.logging import open_sinks
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.checks import check_resumable, checked_tokenizer
+from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
@@ -46,8 +47,11 @@ def train(config: Config) -> int:
     folder = open_folder(config)
     save_config(config, folder / "config.yaml")
     _announce(console, config, source, folder)
-    with Cluster.start(config.cluster) as cluster:
-        roles = start_roles(cluster, config)
+    with console.status("starting the ranks"):
+        cluster = Cluster.start(config.cluster)
+    with cluster:
+        with console.status("starting the roles"):
+            roles = start_roles(cluster, config)
         return _train(config, roles, source, folder, console, began)
 
 
@@ -60,19 +64,33 @@ def _train(
     began: float,
 ) -> int:
     steps = Steps(config, roles)
-    checkpoints = Checkpoints(folder, roles, config.trainer.keep_checkpoints)
+    checkpoints = Checkpoints(folder, roles, config)
+    loop = Loop(config, steps, source, checkpoints, began=began)
+    with console.status("warming up"):
+        before = _prepare(config, steps, source, loop, console)
     sinks = open_sinks(config, folder)
     try:
-        loop = Loop(config, steps, source, sinks, checkpoints, began=began)
-        before = _prepare(config, steps, source, loop, console)
-        loop.run()
-        last = loop.evaluate()
-        if loop.history:
-            loop.history[-1] |= last
+        loop.run(sinks)
     finally:
         sinks.close()
-    summary = artifacts.summarize(loop.history, time.monotonic() - began)
+    last = loop.evaluate()
+    if loop.history:
+        loop.history[-1] |= last
     samples = _samples(steps, source, before)
+    summary = _finish(config, roles, loop, folder, samples, began)
+    _conclude(console, summary, samples, folder)
+    return 0
+
+
+def _finish(
+    config: Config,
+    roles: Roles,
+    loop: Loop,
+    folder: Path,
+    samples: list[artifacts.Sample],
+    began: float,
+) -> artifacts.Summary:
+    """Writes what a run leaves; the summary is the last."""
     artifacts.write_samples(folder, samples)
     artifacts.plot_rewards(folder / "reward.png", loop.history, folder.name)
     if config.trainer.save_interval:
@@ -80,10 +98,9 @@ def _train(
     if config.trainer.save_hf:
         roles.actor.export(str(folder / "hf"))
     roles.reward.close()
-    summary = dataclasses.replace(summary, seconds=time.monotonic() - began)
+    summary = artifacts.summarize(loop.history, time.monotonic() - began)
     artifacts.write_summary(folder, summary)
-    _conclude(console, summary, samples, folder)
-    return 0
+    return summary
 
 
 def _prepare(
@@ -103,8 +120,6 @@ def _prepare(
             steps.roles.reference.freeze()
     if steps.roles.rollout is None or not isinstance(source, Prompts):
         return []
-    from hybridengine.rlhf.trainer.clock import Clock
-
     steps.sync(Clock())
     return steps.texts(eval_prompts(_shown(source)))
 
