@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.config.schema import Data
 from hybridengine.rlhf.data.samples import Message, Pair, Sample
 
 # Prompts that go to the tokenizer in one call: enough for its threads, little memory.
@@ -91,6 +92,13 @@ class PromptEncoder:
         self.max_prompt_length = max_prompt_length
         self._apply, self._overlong = apply_chat_template, overlong
         self._appends_eos = self._ids(["a"], True)[0][-1:] == [tokenizer.eos_token_id]
+
+    @staticmethod
+    def of(tokenizer: Any, data: Data) -> PromptEncoder:
+        """As the section data of the config says."""
+        return PromptEncoder(
+            tokenizer, data.max_prompt_length, data.apply_chat_template, data.overlong_prompts
+        )
 
     def encode(self, samples: Sequence[Sample]) -> tuple[list[Encoded], Counts]:
         """The samples with a prompt of 1 to `max_prompt_length` tokens, in their order.

@@ -32,12 +32,7 @@ class Offline:
     def __init__(self, config: Config, tokenizer: Any) -> None:
         """Throws UsageError on data that is missing, malformed or empty after the filters."""
         data = config.data
-        self.encoder = PromptEncoder(
-            tokenizer,
-            data.max_prompt_length,
-            apply_chat_template=data.apply_chat_template,
-            overlong=data.overlong_prompts,
-        )
+        self.encoder = PromptEncoder.of(tokenizer, data)
         self._encoded, self.counts = encode_pairs(
             self.encoder, open_data(config, "train"), data.max_response_length
         )

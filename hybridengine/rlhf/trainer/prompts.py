@@ -25,12 +25,7 @@ class Prompts:
     def __init__(self, config: Config, tokenizer: Any) -> None:
         """Throws UsageError on data that is missing, malformed or empty after the filters."""
         data = config.data
-        self.encoder = PromptEncoder(
-            tokenizer,
-            data.max_prompt_length,
-            apply_chat_template=data.apply_chat_template,
-            overlong=data.overlong_prompts,
-        )
+        self.encoder = PromptEncoder.of(tokenizer, data)
         self.train, self.counts = self.encoder.encode(open_data(config, "train"))
         held_out = open_data(config, "eval")
         self.eval = self.encoder.encode(held_out)[0] if held_out else []

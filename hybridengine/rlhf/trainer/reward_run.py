@@ -38,12 +38,7 @@ def train_reward(config: Config) -> int:
     """
     began = time.monotonic()
     console = Console()
-    encoder = PromptEncoder(
-        checked_tokenizer(config),
-        config.data.max_prompt_length,
-        apply_chat_template=config.data.apply_chat_template,
-        overlong=config.data.overlong_prompts,
-    )
+    encoder = PromptEncoder.of(checked_tokenizer(config), config.data)
     pairs = _encoded(config, encoder, config.data.train_files)
     held_out = _encoded(config, encoder, config.data.eval_files)
     size = config.data.train_batch_size
