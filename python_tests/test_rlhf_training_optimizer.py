@@ -151,7 +151,14 @@ def test_training_goes_on_after_offloading():
         update.update(sft_batch())
         weights.append(module.model.embed_tokens.weight)
     assert weights[0].equal(weights[1])
-    assert 0 < memory.memory_share(torch.device("cpu")) < 1
+
+
+def test_memory_is_counted_in_shares_and_bytes():
+    host = torch.device("cpu")
+    share = memory.memory_share(host)
+    assert 0 < share < 1
+    assert memory.bytes_below(host, share / 2) == 0
+    assert memory.bytes_below(host, 1.0) > memory.bytes_below(host, (1 + share) / 2) > 0
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):

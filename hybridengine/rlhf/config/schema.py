@@ -196,7 +196,6 @@ class Warmup:
     steps: int = key(0, "optimizer steps; 0: none", least=0)
     batch_size: int = key(128, "samples of a step", least=1)
     lr: float = key(1e-3, "learning rate", above=0)
-    epochs: int = key(1, "passes over the data, where steps needs fewer", least=1)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
-from hybridengine.rlhf.training.memory import memory_share
+from hybridengine.rlhf.training.memory import bytes_below, memory_share
 from hybridengine.rlhf.training.models import build_model
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -39,6 +39,7 @@ class RolloutRole(Role):
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
             device=context.device,
+            cache_bytes=self._cache_bytes(),
             **rollout.engine_options,
         )
         self._transfer: Transfer | None = None
@@ -103,6 +104,8 @@ class RolloutRole(Role):
             self._params(options or {}),
             sample_ids=prompts["sample_id"].tolist(),
         )
+        if memory_share(self.context.device) > self.config.rollout.reshard_threshold:
+            self._engine.free()
         batch = self._as_batch(prompts, found)
         if not self._leads:
             batch = batch.select([])
@@ -116,10 +119,12 @@ class RolloutRole(Role):
         }
         return batch, summary
 
-    @dispatch(collect="none")
-    def release(self) -> None:
-        """Frees the cache of keys and values until the next generate()."""
-        self._engine.free()
+    def _cache_bytes(self) -> int:
+        """What `rollout.gpu_memory_utilization` leaves for keys and values. Ranks without a device
+        of their own share what the host has."""
+        device = self.context.device
+        left = bytes_below(device, self.config.rollout.gpu_memory_utilization)
+        return left // self.context.world if device.type == "cpu" else left
 
     def _build_model(self) -> tuple[Any, Spec]:
         """The module whose weights will be the actor's, whole or this rank's share of it, and the
