@@ -26,6 +26,7 @@ def _command(folder: Path, *overrides: str) -> list[str]:
 def _ended(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         _command(folder, *overrides),
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -41,6 +42,7 @@ def _interrupted(
     processes of it that are left."""
     process = subprocess.Popen(
         _command(folder, "trainer.steps=100000"),
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

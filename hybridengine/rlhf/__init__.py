@@ -1,5 +1,29 @@
 """The trainer: PPO and its family over sharded models, with weights moved by the engine.
 
-`hybridengine.rlhf.algorithms` has the formulas, `hybridengine.rlhf.balance` cuts a batch into parts
-of equal work. Importing this package starts nothing and imports nothing but itself.
+    from hybridengine.rlhf import load_config, train
+
+    train(load_config(["examples/grpo_smollm2.yaml", "trainer.steps=20"]))
+
+is what `hybridengine train` does. `algorithms` has the formulas, `config` the keys, `data` and
+`rewards` what goes in, `generation` and `training` the models, `workers` the ranks on Ray, `roles`
+what they do, `trainer` what happens when. Importing this package imports nothing but itself.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridengine.rlhf.config.loading import load_config
+    from hybridengine.rlhf.trainer.run import train
+
+__all__ = ["load_config", "train"]
+
+_LAZY = {"load_config": "config.loading", "train": "trainer.run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return globals()[name]
