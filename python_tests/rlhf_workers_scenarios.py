@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import hybridengine
 from hybridengine import UsageError, barrier
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
@@ -50,6 +51,8 @@ class Worker(Role):
             "device": str(context.device),
             "threads": torch.get_num_threads(),
             "env": {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "OF_THIS_POOL")},
+            "folder": os.getcwd(),
+            "package": hybridengine.__file__,
             "config": self.config,
             "roles": sorted(context.roles),
         }

@@ -13,6 +13,7 @@ import pytest
 import torch
 from rlhf_workers_scenarios import Reader, Worker, rows_of
 
+import hybridengine
 from hybridengine import UsageError
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config import schema
@@ -51,6 +52,8 @@ def test_a_rank_knows_itself_and_its_world(pool: Pool, worker: WorkerGroup) -> N
         assert each["threads"] == 1
         assert each["env"] == {"HF_HUB_OFFLINE": "1", "OF_THIS_POOL": "yes"}
         assert each["config"] == {"lr": 0.1}
+        assert each["folder"] == os.getcwd()
+        assert each["package"] == hybridengine.__file__  # whatever lies in that folder
     assert len(pool.hosts) == 2 and pool.hosts[0] == pool.hosts[1]
 
 

@@ -158,6 +158,9 @@ class Trainer:
     save_interval: int = key(0, "steps between checkpoints; 0: only at the end", least=0)
     keep_checkpoints: int = key(1, "how many resumable checkpoints are kept", least=1)
     save_hf: bool = key(True, "write a HF checkpoint at the end")
+    save_rollouts: bool = key(
+        False, "keep every response with its score in rollouts/, which offline runs read"
+    )
     loggers: list[str] = key(
         ["console", "jsonl", "tensorboard"], "console, jsonl, tensorboard, wandb"
     )

@@ -13,6 +13,7 @@ from hybridengine.rlhf.algorithms import overlong_penalty
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.rewards import Item, RewardProcesses
+from hybridengine.rlhf.roles.rollouts import open_rollouts
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -22,6 +23,7 @@ class RewardRole(Role):
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
         self._processes = RewardProcesses(config.reward, self._warn)
+        self._kept = open_rollouts(context, config) if config.trainer.save_rollouts else None
 
     @dispatch("by_rank", returns="reference")
     def score(self, shard: tuple[Batch, Batch | None]) -> tuple[Batch, dict[str, Any]]:
@@ -44,6 +46,8 @@ class RewardRole(Role):
         task = torch.tensor([score.value for score in found], dtype=torch.float64)
         if model_scores is not None:
             task = task + self.config.reward_model.weight * model_scores["model_scores"].double()
+        if self._kept is not None:
+            self._kept.add(batch, task.tolist())
         scored = replace(batch, objects={}).with_rows(
             task_scores=task, scores=task + self._length_penalty(batch)
         )
@@ -60,6 +64,8 @@ class RewardRole(Role):
     @dispatch(collect="none")
     def close(self) -> None:
         self._processes.close()
+        if self._kept is not None:
+            self._kept.close()
 
     def _length_penalty(self, batch: Batch) -> torch.Tensor:
         algorithm = self.config.algorithm

@@ -33,14 +33,13 @@ class Learner:
     def learn(
         self,
         scored: Scored,
-        clock: Clock,
         *,
         step: int,
         kl: KLController,
         baselines: list[float] | None = None,
         train_actor: bool = True,
-    ) -> dict[str, float]:
-        """Prepares the rows, computes advantages, and updates critic and actor; their metrics."""
+    ) -> Sent:
+        """Prepares the rows, computes advantages, and updates critic and actor. Returns at once."""
         roles, algorithm = self._roles, self._config.algorithm
         cut = partition(
             scored.groups,
@@ -53,7 +52,7 @@ class Learner:
         if baselines is not None:
             columns["baselines"] = baselines
         shares = self._critic_parts(cut.ranks, scored.lengths)
-        sent = _Sent()
+        sent = Sent()
         known = self._measured(sent, scored, cut.ranks, shares, columns)
         by_loss = algorithm.kl.where == "loss"
         pending = roles.actor.advantages.remote(known, 0.0 if by_loss else kl.coef)
@@ -63,11 +62,11 @@ class Learner:
             sent.update("critic", roles.critic.update.remote(handed))
         if train_actor:
             sent.update("actor", roles.actor.update.remote(pieces, kl.coef if by_loss else 0.0))
-        return sent.metrics(clock)
+        return sent
 
     def _measured(
         self,
-        sent: _Sent,
+        sent: Sent,
         scored: Scored,
         parts: list[list[int]],
         shares: list[list[int]],
@@ -105,7 +104,7 @@ class _Stage:
     pending: Pending
 
 
-class _Sent:
+class Sent:
     """The calls of a step, in the order in which they were sent."""
 
     def __init__(self) -> None:
@@ -119,8 +118,8 @@ class _Sent:
     def update(self, role: str, pending: Pending) -> None:
         self._stages.append(_Stage("update", role, pending))
 
-    def metrics(self, clock: Clock) -> dict[str, float]:
-        """Waits for all."""
+    def results(self, clock: Clock) -> dict[str, float]:
+        """Waits for all; the metrics of critic and actor."""
         metrics: dict[str, float] = {}
         for stage in self._stages:
             found = stage.pending.result()

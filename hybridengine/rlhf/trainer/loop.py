@@ -88,26 +88,27 @@ class Loop:
         scored, metrics = self._source.rollouts(self._steps, clock)
         if len(scored.rows):
             metrics |= self._learn(scored, clock)
-        metrics |= self._steps.sync(clock) if self._steps.roles.rollout is not None else {}
         metrics |= clock.metrics()
         rollout_s = max(clock.seconds("rollout"), 1e-9)
         metrics["time/tokens_per_second"] = metrics.get("rollout/tokens", 0.0) / rollout_s
         return metrics
 
     def _learn(self, scored: Scored, clock: Clock) -> dict[str, float]:
-        baselines = self._source.baselines(self._steps, scored, clock)
-        metrics = self._steps.learn(
+        """Updates the weights and moves them to the rollout."""
+        sent = self._steps.learn(
             scored,
-            clock,
             step=self._step,
             kl=self._kl,
-            baselines=baselines,
+            baselines=self._source.baselines(self._steps, scored, clock),
             train_actor=self._step > self.config.critic.warmup_steps,
         )
+        online = self._steps.roles.rollout is not None
+        syncing = self._steps.send_sync() if online else []
+        metrics = sent.results(clock)
         metrics["actor/kl_coef"] = self._kl.coef
         if "actor/sequence_kl" in metrics:
             self._kl = self._kl.updated(metrics["actor/sequence_kl"], len(scored.rows))
-        return metrics
+        return metrics | (self._steps.synced(syncing, clock) if online else {})
 
     def _time_left(self) -> bool:
         limit = self.config.trainer.time_limit_s

@@ -45,6 +45,7 @@ def train(config: Config) -> int:
     )
     config = with_steps(config, source.steps_per_epoch)
     folder = open_folder(config)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=folder.name))
     save_config(config, folder / "config.yaml")
     _announce(console, config, source, folder)
     with console.status("starting the ranks"):

@@ -24,7 +24,7 @@ from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.placement import Roles
 from hybridengine.rlhf.trainer.rows import Rows
 from hybridengine.rlhf.trainer.scored import Scored
-from hybridengine.rlhf.workers import Reference
+from hybridengine.rlhf.workers import Pending, Reference
 
 
 class Steps:
@@ -88,13 +88,19 @@ class Steps:
         return scored.select(torch.nonzero(kept)[:, 0].tolist())
 
     def sync(self, clock: Clock) -> dict[str, float]:
-        """Moves the actor's weights to the rollout; bytes of all ranks together."""
+        """Moves the actor's weights to the rollout; see send_sync."""
+        return self.synced(self.send_sync(), clock)
+
+    def send_sync(self) -> list[Pending]:
+        """Asks both ends to move the weights as they will be behind all that was sent before."""
         rollout, actor = self.roles.rollout, self.roles.actor
         assert rollout is not None
-        sending = None if self.roles.colocated else actor.send.remote()
-        found = rollout.sync()
-        if sending is not None:
-            sending.result()
+        sending = [] if self.roles.colocated else [actor.send.remote()]
+        return [*sending, rollout.sync.remote()]
+
+    def synced(self, sent: Sequence[Pending], clock: Clock) -> dict[str, float]:
+        """Waits for both ends; bytes of all ranks together."""
+        found = [pending.result() for pending in sent][-1]
         clock.busy("reshard", [each["seconds"] for each in found])
         return {
             "reshard/received_bytes": sum(each["received_bytes"] for each in found),

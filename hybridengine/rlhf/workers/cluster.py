@@ -15,6 +15,9 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
@@ -176,4 +179,29 @@ def _no_cluster(address: str, error: Exception) -> UsageError:
 def _init(**options: Any) -> None:
     for name, value in _ENV.items():
         os.environ.setdefault(name, value)
-    ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)
+    with _ranks_import_alike() as path:
+        if options["address"] != "local":
+            options["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
+        ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)
+
+
+@contextmanager
+def _ranks_import_alike() -> Iterator[str]:
+    """Inside, Ray is started such that ranks find the same modules as this process; its search
+    path. A Ray that is started inherits it.
+
+    Ray puts the folder that it was started in before all others, where a source folder would hide
+    the package that is installed: it is started in the root. Ranks go to this folder by themselves.
+    """
+    folder, before = Path.cwd(), os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(str(folder / entry) for entry in sys.path)
+    os.environ["PYTHONPATH"] = path
+    os.chdir(folder.anchor)
+    try:
+        yield path
+    finally:
+        os.chdir(folder)
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

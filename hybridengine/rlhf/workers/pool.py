@@ -6,6 +6,7 @@ travels in the arguments of the actors, never through the store.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ class Pool:
                 num_cpus=spec.cpus_per_rank,
                 num_gpus=spec.gpus_per_rank,
                 **({} if place is None else _in_bundle(place, rank)),
-            ).remote(name, rank, spec.num_ranks, env)
+            ).remote(name, rank, spec.num_ranks, env, os.getcwd())
             for rank in range(spec.num_ranks)
         ]
         self._prepared = self._submit("prepare")  # every pool's ranks import torch at the same time

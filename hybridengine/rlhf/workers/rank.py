@@ -52,8 +52,13 @@ class Running:
 class RankProcess:
     """An actor of Ray; the controller's end is Pool."""
 
-    def __init__(self, pool: str, rank: int, world: int, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, pool: str, rank: int, world: int, env: Mapping[str, str], folder: str
+    ) -> None:
+        """`folder`: the controller's, where relative paths begin; it may lack on another host."""
         os.environ.update(env)  # before torch is loaded, which reads some of it then
+        if os.path.isdir(folder):
+            os.chdir(folder)
         os.dup2(2, 1)  # what a rank prints is a log
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         self._pool, self._rank, self._world = pool, rank, world
