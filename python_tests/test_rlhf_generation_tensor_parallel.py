@@ -8,45 +8,13 @@ import pytest
 import torch
 from generation_models import engine, make_model, model_config, prompts
 from ranks import run_threads
+from rlhf_generation_scenarios import PARAMS, logits_and_tokens
 
-from hybridengine import Communicator, Layout, Spec, UsageError
+from hybridengine import Communicator, UsageError
 from hybridengine.launch import run_local
-from hybridengine.rlhf.generation import SamplingParams
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 pytestmark = pytest.mark.python
-
-_PARAMS = SamplingParams(max_tokens=8, seed=4)
-
-
-def _local(model: Any, layout: Layout, rank: int) -> dict[str, torch.Tensor]:
-    """The tensors of one rank, cut out of the whole model where the layout says."""
-    whole = dict(model.named_parameters())
-    cut = {name: torch.full(shape, torch.nan).double() for name, shape, _ in layout.locals(rank)}
-    for name, local, start, size, offset, strides in layout.pieces(rank):
-        box = whole[name][tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
-        torch.as_strided(cut[local], size, strides, offset).copy_(box.detach())
-    return cut
-
-
-def _logits_and_tokens(
-    comm: Communicator, cases: list[tuple[str, dict[str, Any]]]
-) -> list[tuple[torch.Tensor, list[list[int]]]]:
-    """Of each case on one rank of as many as `comm` has."""
-    results = []
-    for architecture, facts in cases:
-        whole = make_model(architecture, **facts)
-        layout = Layout.tensor_parallel(comm.world).bind(Spec.from_config(whole.config))
-        shard: Any = shard_model(whole.config, comm.rank, comm.world, comm)
-        assert Spec.from_config(shard.config) == layout.spec
-        generator = engine(shard, 3, cache_bytes=1 << 20)
-        generator.load_weights(_local(whole, layout, comm.rank))
-        with torch.no_grad():
-            logits = shard(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        found = generator.generate(prompts(5), _PARAMS, range(5))
-        results.append((logits, [generation.ids for generation in found]))
-    return results
-
 
 _CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -59,11 +27,11 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.slow
 def test_two_ranks_are_the_whole_model() -> None:
-    _check(run_local(2, _logits_and_tokens, _CASES))
+    _check(run_local(2, logits_and_tokens, _CASES))
 
 
 def test_one_rank_is_the_whole_model() -> None:
-    _check(run_threads(1, _logits_and_tokens, _CASES, transport="loopback"))
+    _check(run_threads(1, logits_and_tokens, _CASES, transport="loopback"))
 
 
 def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
@@ -71,7 +39,7 @@ def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
         whole = make_model(architecture, **facts)
         with torch.no_grad():
             expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        generated = engine(whole, 8).generate(prompts(5), _PARAMS, range(5))
+        generated = engine(whole, 8).generate(prompts(5), PARAMS, range(5))
         for logits, tokens in (results[number] for results in ranks):
             assert torch.equal(logits, ranks[0][number][0])
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)

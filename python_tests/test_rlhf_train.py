@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlhf_small_run import MODEL, SMALL
 
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Cluster as ClusterConfig
@@ -16,41 +17,6 @@ from hybridengine.rlhf.workers import Cluster
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
 
-_MODEL = (
-    "{model_type: qwen2, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 2,"
-    " num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 128}"
-)
-# Two steps of PPO in float64, so that rounding does not hide a fault: groups of two, mini-batches
-# that do not divide by the ranks, a warm-up, a KL in the reward, truncated responses.
-_SMALL = [
-    "preset=none",
-    f"model.config={_MODEL}",
-    "data.gym.name=chain_sum",
-    "data.gym.options={min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}",
-    "data.gym.prompt_key=expression",
-    "data.gym.size=64",
-    "data.eval_size=5",
-    "data.train_batch_size=10",
-    "data.max_prompt_length=16",
-    "data.max_response_length=4",
-    "rollout.max_model_len=24",
-    "rollout.n=2",
-    "rollout.dtype=float64",
-    "actor.dtype=float64",
-    "critic.dtype=float64",
-    "actor.ppo_mini_batch_size=4",
-    "actor.ppo_epochs=2",
-    "critic.ppo_epochs=2",
-    "actor.lr=1e-3",
-    "critic.lr=1e-3",
-    "reward.functions=[length]",
-    "reward.options={length: {target: 2}}",
-    "warmup.steps=3",
-    "warmup.batch_size=7",
-    "trainer.steps=2",
-    "trainer.loggers=[jsonl]",
-    "cluster.cpus_per_rank=0.5",
-]
 _NUMBERS = (
     "reward/mean",
     "rollout/length",
@@ -74,7 +40,7 @@ def cluster() -> Iterator[None]:
 
 def _run(tmp_path: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
     """The metrics of the steps of a run."""
-    config = load_config([*_SMALL, f"run.dir={tmp_path}", f"run.name={name}", *overrides])
+    config = load_config([*SMALL, f"run.dir={tmp_path}", f"run.name={name}", *overrides])
     assert train(config) == 0
     rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if row["step"] > 0]
@@ -124,7 +90,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import yaml
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    facts = yaml.safe_load(_MODEL)
+    facts = yaml.safe_load(MODEL)
     torch.manual_seed(3)
     config = AutoConfig.for_model(facts.pop("model_type"), **facts, num_labels=1)
     model = AutoModelForSequenceClassification.from_config(config)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_rlhf_train import _SMALL
+from rlhf_small_run import SMALL
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
 
@@ -19,7 +19,7 @@ _ENDS_WITHIN_S = 30.0
 
 
 def _command(folder: Path, *overrides: str) -> list[str]:
-    arguments = [*_SMALL, "trainer.ranks=2", f"run.dir={folder}", "run.name=run", *overrides]
+    arguments = [*SMALL, "trainer.ranks=2", f"run.dir={folder}", "run.name=run", *overrides]
     return [sys.executable, "-m", "hybridengine", "train", *arguments]
 
 
