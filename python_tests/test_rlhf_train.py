@@ -100,6 +100,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_a_reward_model_may_be_split(tmp_path: Path, reward_model: Path) -> None:
     model = [f"reward_model.path={reward_model}", "reward_model.weight=0.5", "trainer.steps=1"]
     model += ["actor.dtype=float32", "critic.dtype=float32", "rollout.dtype=float32"]
@@ -112,6 +113,7 @@ def test_a_reward_model_may_be_split(tmp_path: Path, reward_model: Path) -> None
         assert found["actor/loss"] == pytest.approx(whole["actor/loss"], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -102,6 +102,7 @@ def _kill_a_rank(process: subprocess.Popen[str]) -> None:
     os.kill(max(ranks), signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
     code, errors, left = _interrupted(tmp_path, _kill_a_rank)
     assert code == 3, errors
@@ -110,12 +111,14 @@ def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
     assert left == []
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     code, errors, left = _interrupted(tmp_path, lambda p: os.kill(p.pid, signal.SIGINT))
     assert code == 130, errors
     assert left == []
 
 
+@pytest.mark.soak
 def test_a_reward_that_raises_ends_the_run_if_asked(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
