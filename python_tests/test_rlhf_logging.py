@@ -79,8 +79,10 @@ def test_without_a_terminal_a_step_is_a_line() -> None:
     table = ConsoleTable(2, Console(file=out, width=300))
     table.log(0, {"eval/reward": 0.1})
     table.log(1, _METRICS)
+    table.log(1, {"eval/reward": 0.2})
     table.close()
-    before, heading, line = out.getvalue().splitlines()
+    before, heading, line, after = out.getvalue().splitlines()
+    assert after == "after step 1: eval/reward 0.2"
     assert before == "before the first step: eval/reward 0.1"
     assert heading.split() == ["step", "reward", "KL", "clipped", "rollout", "s", "moved"]
     assert line.split() == ["1", "0.250", "0.0123", "10.5%", "nan", "464", "kB"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rlhf_small_run import MODEL, SMALL
 
+from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Cluster as ClusterConfig
 from hybridengine.rlhf.trainer.run import train
@@ -43,7 +44,7 @@ def _run(tmp_path: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
     config = load_config([*SMALL, f"run.dir={tmp_path}", f"run.name={name}", *overrides])
     assert train(config) == 0
     rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-    return [row for row in rows if row["step"] > 0]
+    return [row for row in rows if "time/step" in row]  # the others are evaluations
 
 
 def _weights(tmp_path: Path, name: str) -> dict[str, torch.Tensor]:
@@ -143,6 +144,8 @@ def test_a_run_goes_on_where_it_stopped(
     _run(tmp_path, "run", "trainer.ranks=1", "trainer.steps=1", "trainer.save_interval=1")
     resumed = _run(tmp_path, "run", "trainer.ranks=2", "run.resume=true")
     assert [row["step"] for row in resumed] == [1, 2]
+    with pytest.raises(UsageError, match=r"has done 1 steps, and trainer\.steps is 1"):
+        _run(tmp_path, "run", "trainer.steps=1", "run.resume=true")
     assert {name: resumed[1][name] for name in _NUMBERS} == pytest.approx(
         {name: alone[1][1][name] for name in _NUMBERS}, rel=1e-6, abs=1e-9
     )

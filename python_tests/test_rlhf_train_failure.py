@@ -147,6 +147,7 @@ def test_a_reward_that_raises_ends_the_run_if_asked(tmp_path: Path) -> None:
         (["actor.lr=fast"], "actor.lr is 'fast'"),
         (["reward.functions=[exct_match]"], "exact_match"),
         (["run.resume=true"], "no complete checkpoint"),
+        (["rollout.tp_size=2", "trainer.ranks=3", "cluster.cpus_per_rank=0.1"], "tp_size"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(tmp_path: Path, overrides: list[str], words: str) -> None:

@@ -65,9 +65,10 @@ class ConsoleTable:
             self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step == 0:  # an evaluation before the first step
+        if step == 0 or self._is_aside(metrics):
             facts = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            self._console.print(f"before the first step: {facts}", highlight=False)
+            when = f"after step {step}" if step else "before the first step"
+            self._console.print(f"{when}: {facts}", highlight=False)
             return
         if not self._columns:
             self._columns = chosen_columns(metrics)
@@ -88,6 +89,11 @@ class ConsoleTable:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _is_aside(self, metrics: Mapping[str, float]) -> bool:
+        """An evaluation by itself, not a step."""
+        known = {column.metric for column in self._columns}
+        return bool(known) and not known & set(metrics)
 
     def _view(self) -> Group:
         table = Table(*self._titles(), box=None, pad_edge=False)

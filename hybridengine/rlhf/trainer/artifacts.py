@@ -26,7 +26,7 @@ class Summary:
     seconds: float
     reshard_share: float  # of the time of all steps
     controller_share: float  # of the time of all steps, in which no role computed
-    tokens_per_second: float  # generated, over the time of generation
+    tokens_per_second: float | None  # generated, over the time of generation
 
 
 def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
@@ -38,7 +38,7 @@ def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
         return sum(metrics.get(name, 0.0) for metrics in history)
 
     bound, received = total("reshard/bound_bytes"), total("reshard/received_bytes")
-    step_seconds = max(total("time/step"), 1e-9)
+    step_seconds, generating = max(total("time/step"), 1e-9), total("time/rollout")
     return Summary(
         reward_first=rewards[0],
         reward_last=sum(last) / len(last),
@@ -47,7 +47,7 @@ def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
         seconds=seconds,
         reshard_share=total("time/reshard") / step_seconds,
         controller_share=total("time/controller") / step_seconds,
-        tokens_per_second=total("rollout/tokens") / max(total("time/rollout"), 1e-9),
+        tokens_per_second=total("rollout/tokens") / generating if generating else None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.trainer.checkpoints import newest_checkpoint, step_of
 from hybridengine.rlhf.training.models import model_directory
 
 
@@ -50,9 +51,18 @@ def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
 
 
 def check_resumable(config: Config, folder: Path) -> None:
-    """Throws UsageError where a run is to go on that saved nothing."""
-    if config.run.resume and not any(folder.glob("checkpoints/step_*/controller.json")):
+    """Throws UsageError where a run is to go on that saved nothing, or has no step left."""
+    if not config.run.resume:
+        return
+    newest = newest_checkpoint(folder)
+    if newest is None:
         raise UsageError(
             f"run.resume=true, but {folder}/checkpoints has no complete checkpoint. Set run.name "
             "to a run that saved one (trainer.save_interval), or leave run.resume out."
+        )
+    done, steps = step_of(newest), config.trainer.steps
+    if steps is not None and done >= steps:
+        raise UsageError(
+            f"run.resume=true, but {folder} has done {done} steps, and trainer.steps is {steps}. "
+            "Set trainer.steps to more."
         )

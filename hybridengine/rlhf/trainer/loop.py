@@ -53,7 +53,8 @@ class Loop:
         self._kl = type(self._kl)(**state["kl"])
 
     def run(self, sinks: Sinks) -> None:
-        """All steps that are left; each is logged to `sinks` as it ends."""
+        """All steps that are left, and an evaluation behind the last. Each is logged to `sinks` as
+        it ends."""
         trainer = self.config.trainer
         limit = trainer.steps
         assert limit is not None, "the number of steps is set before"
@@ -70,6 +71,10 @@ class Loop:
             sinks.log(self._step, metrics)
             if trainer.save_interval and self._step % trainer.save_interval == 0:
                 self.save()
+        last = self.evaluate()
+        if last:
+            self.history[-1] |= last
+            sinks.log(self._step, last)
 
     def save(self) -> None:
         state = {"source": self._source.state_dict(), "kl": _fields(self._kl)}
@@ -89,8 +94,9 @@ class Loop:
         if len(scored.rows):
             metrics |= self._learn(scored, clock)
         metrics |= clock.metrics()
-        rollout_s = max(clock.seconds("rollout"), 1e-9)
-        metrics["time/tokens_per_second"] = metrics.get("rollout/tokens", 0.0) / rollout_s
+        if clock.seconds("rollout") > 0:  # offline nothing is generated
+            tokens = metrics["rollout/tokens"]
+            metrics["time/tokens_per_second"] = tokens / clock.seconds("rollout")
         return metrics
 
     def _learn(self, scored: Scored, clock: Clock) -> dict[str, float]:

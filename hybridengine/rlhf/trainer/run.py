@@ -74,9 +74,6 @@ def _train(
         loop.run(sinks)
     finally:
         sinks.close()
-    last = loop.evaluate()
-    if loop.history:
-        loop.history[-1] |= last
     samples = _samples(steps, source, before)
     summary = _finish(config, roles, loop, folder, samples, began)
     _conclude(console, summary, samples, folder)
