@@ -36,7 +36,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout.max_model_len": 32,
         "actor.min_num_params": 1_000_000,  # all of it is one unit
         "critic.min_num_params": 1_000_000,
-        "actor.lr": 4e-4,
+        "actor.lr": 5e-4,
+        "actor.optimizer.schedule": "linear",
         "actor.optimizer.betas": [0.9, 0.95],
         "actor.ppo_epochs": 3,
         "actor.ppo_mini_batch_size": 192,
