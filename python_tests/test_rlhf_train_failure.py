@@ -132,7 +132,8 @@ def test_a_reward_that_raises_ends_the_run_if_asked(tmp_path: Path) -> None:
     go_on = _ended(tmp_path, *mine, "trainer.steps=1", "trainer.eval_before=false")
     assert go_on.returncode == 0, go_on.stderr
     assert "no such unit" in go_on.stderr
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    # The first line is the step; an evaluation comes behind it.
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert row["reward/mean"] == 0 and row["reward/errors"] == 20
 
 
