@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import rlhf_local_roles
 
+from hybridengine.rlhf.batch import as_rows
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import Sinks
@@ -19,7 +20,6 @@ from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.run import with_steps
 from hybridengine.rlhf.trainer.step import Steps
-from hybridengine.rlhf.trainer.warmup import as_rows
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
 

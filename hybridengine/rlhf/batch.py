@@ -156,6 +156,20 @@ class Batch:
         return {*self.tokens, *self.rows, *self.objects}
 
 
+def as_rows(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:
+    """Prompts and answers as rows whose answers are trainable."""
+    ids, mask, lengths = [], [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids += prompt + answer
+        mask += [False] * len(prompt) + [True] * len(answer)
+        lengths.append(len(prompt) + len(answer))
+    return Batch(
+        torch.tensor(lengths, dtype=torch.int64),
+        {"ids": torch.tensor(ids, dtype=torch.int64), "mask": torch.tensor(mask, dtype=torch.bool)},
+        {"prompt_length": torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)},
+    )
+
+
 def _ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """starts[0], starts[0] + 1, ... (lengths[0] of them), starts[1], ..."""
     before = lengths.cumsum(0) - lengths

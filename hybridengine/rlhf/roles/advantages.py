@@ -16,8 +16,9 @@ from hybridengine.rlhf.algorithms import (
 )
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Algorithm
+from hybridengine.rlhf.training.stepping import Sums
 
-_SUMS = ("tokens", "sequences", "kl", "advantages", "returns", "correction")
+_SUMS = ("tokens", "sequences", "kl", "advantages", "returns", "weights")
 
 
 def with_advantages(
@@ -90,22 +91,19 @@ def _means(
     all_reduce: AllReduce | None,
 ) -> dict[str, float]:
     flat = batch["mask"]
-    sums = torch.zeros(len(_SUMS), dtype=torch.float64)
-    sums[0], sums[1] = flat.sum(), mask.any(1).sum()
+    sums = Sums()
+    sums.add(tokens=flat.sum(), sequences=mask.any(1).sum())
     if kl is not None:
-        sums[2] = torch.where(mask, kl, 0).sum()
-    for index, name in ((3, "advantages"), (4, "returns"), (5, "weights")):
-        if name in columns:
-            sums[index] = torch.where(flat, columns[name], 0).sum()
-    if all_reduce is not None:
-        sums = all_reduce(sums)
-    tokens, sequences, kl_sum, advantages, returns, weights = sums.tolist()
-    means = {"advantage": advantages / max(tokens, 1)}
+        sums.add(kl=torch.where(mask, kl, 0).sum())
+    sums.add(**{name: torch.where(flat, column, 0).sum() for name, column in columns.items()})
+    total = sums.over_ranks(_SUMS, all_reduce)
+    tokens, sequences = max(total["tokens"], 1), max(total["sequences"], 1)
+    means = {"advantage": total["advantages"] / tokens}
     if kl is not None:
-        means["ref_kl"] = kl_sum / max(tokens, 1)
-        means["sequence_kl"] = kl_sum / max(sequences, 1)
+        means["ref_kl"] = total["kl"] / tokens
+        means["sequence_kl"] = total["kl"] / sequences
     if "returns" in columns:
-        means["return"] = returns / max(tokens, 1)
+        means["return"] = total["returns"] / tokens
     if "weights" in columns:
-        means["correction"] = weights / max(tokens, 1)
+        means["correction"] = total["weights"] / tokens
     return means

@@ -10,13 +10,11 @@ from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.split_scorer import SplitScorer
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.training.models import build_model, weight_dtype
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import ValueUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf
 from hybridengine.rlhf.training.supervised import PairUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -100,9 +98,3 @@ class RewardTrainRole(TrainedRole):
     @dispatch("by_rank")
     def evaluate(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:
         return self._update.evaluate(*pairs)
-
-    @dispatch(collect="none")
-    def export(self, folder: str) -> None:
-        """A HF checkpoint with the tokenizer, from the first rank."""
-        tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
-        export_hf(self.module, tokenizer, folder)

@@ -14,7 +14,6 @@ from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.progress import follow
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
@@ -23,7 +22,7 @@ from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import load_state, save_state
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -122,12 +121,6 @@ class ActorRole(TrainedRole):
         """Brings source() up to date, where it is not the weights themselves."""
         if self._merged is not None:
             merged_tensors(self.module, self._merged)
-
-    @dispatch(collect="none")
-    def export(self, folder: str) -> None:
-        """A HF checkpoint with the tokenizer, from the first rank."""
-        tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
-        export_hf(self.module, tokenizer, folder)
 
 
 class ReferenceRole(Role):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hybridengine import Spec
-from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
 from hybridengine.rlhf.roles.progress import follow
@@ -100,7 +100,7 @@ class RolloutRole(Role):
         """
         began = time.perf_counter()
         found = self._engine.generate(
-            [ids.tolist() for ids in prompts["ids"].split(prompts.lengths.tolist())],
+            _lists(prompts),
             self._params(options or {}),
             sample_ids=prompts["sample_id"].tolist(),
         )
@@ -156,37 +156,18 @@ class RolloutRole(Role):
 
     def _as_batch(self, prompts: Batch, found: list[Generation]) -> Batch:
         """Prompts and responses as rows."""
-        responses = [torch.tensor(each.ids, dtype=torch.int64) for each in found]
-        log_probs = [torch.tensor(each.log_probs, dtype=torch.float32) for each in found]
-        ids, masks, sampled = [], [], []
-        for prompt, response, logs in zip(
-            prompts["ids"].split(prompts.lengths.tolist()), responses, log_probs, strict=True
-        ):
-            ids += [prompt, response]
-            masks += [
-                torch.zeros(len(prompt), dtype=torch.bool),
-                torch.ones(len(response), dtype=torch.bool),
-            ]
-            sampled += [torch.zeros(len(prompt)), logs]
-        lengths = prompts.lengths + torch.tensor([len(r) for r in responses], dtype=torch.int64)
         texts = self.tokenizer.batch_decode([each.ids for each in found], skip_special_tokens=True)
-        return Batch(
-            lengths,
-            {
-                "ids": _joined(ids, torch.int64),
-                "mask": _joined(masks, torch.bool),
-                "rollout_log_probs": _joined(sampled, torch.float32),
-            },
-            {
-                **prompts.rows,
-                "prompt_length": prompts.lengths,
-                "truncated": torch.tensor(
-                    [each.finish_reason == "length" for each in found], dtype=torch.bool
-                ),
-            },
-            {**prompts.objects, "response": texts},
+        rows = as_rows(_lists(prompts), [each.ids for each in found])
+        sampled = torch.zeros(len(rows["ids"]))
+        sampled[rows["mask"]] = torch.tensor([log for each in found for log in each.log_probs])
+        cut = torch.tensor([each.finish_reason == "length" for each in found], dtype=torch.bool)
+        return (
+            rows.with_tokens(rollout_log_probs=sampled)
+            .with_rows(**prompts.rows, truncated=cut)
+            .with_objects(**prompts.objects, response=texts)
         )
 
 
-def _joined(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype)
+def _lists(prompts: Batch) -> list[list[int]]:
+    """The ids of each prompt."""
+    return [ids.tolist() for ids in prompts["ids"].split(prompts.lengths.tolist())]

@@ -9,11 +9,12 @@ import torch
 from hybridengine.rlhf.config.roles import Actor, Critic
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.progress import follow
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.training.models import Kind, build_model, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import load_state, save_state
+from hybridengine.rlhf.training.state import export_hf, load_state, save_state
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -77,6 +78,12 @@ class TrainedRole(Role):
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
         load_state(folder, self.module, self.optimizer)
+
+    @dispatch(collect="none")
+    def export(self, folder: str) -> None:
+        """A HF checkpoint with the tokenizer, from the first rank."""
+        tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
+        export_hf(self.module, tokenizer, folder)
 
 
 def total_updates(config: Config, ppo_epochs: int) -> int | None:

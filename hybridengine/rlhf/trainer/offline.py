@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, encode_pairs, open_data
 from hybridengine.rlhf.trainer.clock import Clock
@@ -19,7 +19,6 @@ from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.rows import Rows
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.step import Steps
-from hybridengine.rlhf.trainer.warmup import as_rows
 
 _CHUNK_ROWS = 4096  # scored and measured at a time
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from hybridengine._core import UsageError
-from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.batch import as_rows
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader
 from hybridengine.rlhf.trainer.partition import spread
@@ -31,20 +29,6 @@ def warm_up(
         parts = spread(rows.lengths.tolist(), actor.pool.num_ranks)
         loss = actor.supervise([rows.select(part) for part in parts])[0]["loss"]
     return loss
-
-
-def as_rows(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:
-    """Prompts and answers as rows whose answers are trainable."""
-    ids, mask, lengths = [], [], []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids += prompt + answer
-        mask += [False] * len(prompt) + [True] * len(answer)
-        lengths.append(len(prompt) + len(answer))
-    return Batch(
-        torch.tensor(lengths, dtype=torch.int64),
-        {"ids": torch.tensor(ids, dtype=torch.int64), "mask": torch.tensor(mask, dtype=torch.bool)},
-        {"prompt_length": torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)},
-    )
 
 
 def _answers(train: Sequence[Encoded]) -> list[str]:
