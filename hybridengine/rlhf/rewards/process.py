@@ -17,6 +17,7 @@ from typing import Any
 from hybridengine.rlhf.config.schema import Reward
 from hybridengine.rlhf.rewards.frames import Frames
 from hybridengine.rlhf.rewards.scoring import Item
+from hybridengine.rlhf.search_path import search_path
 
 # Far above what a start takes on a machine that is overloaded.
 START_S = 120.0
@@ -92,5 +93,4 @@ class RewardProcess:
 
 def _environment() -> dict[str, str]:
     """Imports as here; no threads that spin beside the ranks."""
-    paths = [path or os.getcwd() for path in sys.path]
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": search_path()}

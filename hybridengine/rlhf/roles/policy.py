@@ -87,7 +87,7 @@ class ActorRole(TrainedRole):
         metrics = self._update.update(batch, kl_coef=kl_coef)
         return {**metrics, "seconds": time.perf_counter() - began}
 
-    @dispatch()
+    @dispatch(collect="first")
     def open_meeting(self) -> tuple[str, int]:
         """On the first rank: a store where the rollout's pool meets this one; its host and port."""
         self._store = open_store() if self.context.rank == 0 else None

@@ -112,7 +112,7 @@ def _connect(roles: Roles, config: Config) -> None:
         return
     from hybridengine.rlhf.roles.transfer import Meeting
 
-    host, port = roles.actor.open_meeting()[0]
+    host, port = roles.actor.open_meeting()
     meeting = Meeting(host, port, config.trainer.ranks, config.trainer.rollout_ranks)
     both = roles.actor.connect.remote(meeting), roles.rollout.connect.remote(meeting)
     for pending in both:

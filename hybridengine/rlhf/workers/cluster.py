@@ -24,6 +24,7 @@ import ray
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config import schema
+from hybridengine.rlhf.search_path import search_path
 from hybridengine.rlhf.workers import placement, transfer
 from hybridengine.rlhf.workers.reference import Reference
 
@@ -194,7 +195,7 @@ def _ranks_import_alike() -> Iterator[str]:
     the package that is installed: it is started in the root. Ranks go to this folder by themselves.
     """
     folder, before = Path.cwd(), os.environ.get("PYTHONPATH")
-    path = os.pathsep.join(str(folder / entry) for entry in sys.path)
+    path = search_path()
     os.environ["PYTHONPATH"] = path
     os.chdir(folder.anchor)
     try:
