@@ -104,11 +104,14 @@ def merged_tensors(
 
 
 def _merged(base: torch.Tensor, layer: Any) -> torch.Tensor:
-    """This rank's rows of base + B A alpha / rank: those of B are cut like those of the base."""
+    """This rank's rows of base + B A alpha / rank, in float32 or more, so that writing them into a
+    narrower type rounds once. Those of B are cut like those of the base."""
     first, second = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
     whole = first.full_tensor() if hasattr(first, "full_tensor") else first
-    update = local(second) @ whole.to(local(second).device)
-    merged: torch.Tensor = base + update * layer.scaling[_ADAPTER]
+    wide = torch.promote_types(base.dtype, torch.float32)
+    rows = local(second).to(wide)
+    update = rows @ whole.to(rows.device, wide)
+    merged: torch.Tensor = base.to(wide) + update * layer.scaling[_ADAPTER]
     return merged
 
 
