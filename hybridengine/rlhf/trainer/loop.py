@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hybridengine.rlhf.algorithms import KLController, kl_controller
@@ -23,6 +23,22 @@ from hybridengine.rlhf.trainer.step import Steps
 _CLOSING_S = 8.0
 # Serial numbers of evaluation prompts begin here, far from those of training.
 _EVAL_SERIAL = 1 << 40
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a run ended that nothing went wrong in: its last step, counted over all its parts, the
+    steps that it was to do, and the time limit where that came first."""
+
+    step: int
+    steps: int
+    time_limit_s: float | None = None
+
+    def __str__(self) -> str:
+        """Nothing where all steps are done."""
+        if self.time_limit_s is None:
+            return ""
+        return f"trainer.time_limit_s={self.time_limit_s:g} ended it before step {self.steps}"
 
 
 class Loop:
@@ -52,9 +68,9 @@ class Loop:
         self._source.load_state_dict(state["source"])
         self._kl = type(self._kl)(**state["kl"])
 
-    def run(self, sinks: Sinks) -> None:
+    def run(self, sinks: Sinks) -> Ending:
         """All steps that are left, and an evaluation behind the last. Each is logged to `sinks` as
-        it ends."""
+        it ends. Returns why there are no more."""
         trainer = self.config.trainer
         limit = trainer.steps
         assert limit is not None, "the number of steps is set before"
@@ -75,6 +91,7 @@ class Loop:
         if last:
             self.history[-1] |= last
             sinks.log(self._step, last)
+        return Ending(self._step, limit, trainer.time_limit_s if self._step < limit else None)
 
     def save(self) -> None:
         state = {"source": self._source.state_dict(), "kl": _fields(self._kl)}

@@ -20,7 +20,7 @@ from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.checks import check_resumable, checked_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
+from hybridengine.rlhf.trainer.loop import Ending, Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
 from hybridengine.rlhf.trainer.prompts import Prompts
@@ -71,12 +71,12 @@ def _train(
         before = _prepare(config, steps, source, loop, console)
     sinks = open_sinks(config, folder)
     try:
-        loop.run(sinks)
+        ending = loop.run(sinks)
     finally:
         sinks.close()
     samples = _samples(steps, source, before)
     summary = _finish(config, roles, loop, folder, samples, began)
-    _conclude(console, summary, samples, folder)
+    _conclude(console, config, summary, samples, folder, ending)
     return 0
 
 
@@ -187,7 +187,12 @@ def _announce(console: Console, config: Config, source: Prompts | Offline, folde
 
 
 def _conclude(
-    console: Console, summary: artifacts.Summary, samples: list[artifacts.Sample], folder: Path
+    console: Console,
+    config: Config,
+    summary: artifacts.Summary,
+    samples: list[artifacts.Sample],
+    folder: Path,
+    ending: Ending,
 ) -> None:
     if samples:
         table = Table("prompt", "truth", "before", "after", box=None, pad_edge=False)
@@ -195,12 +200,23 @@ def _conclude(
             cells = (sample.prompt, sample.ground_truth, sample.before, sample.after)
             table.add_row(*map(Text, cells))  # as they are: brackets in them are no markup
         console.print(table)
-    ratio = summary.reshard_received_over_bound
-    moved = "" if ratio is None else f", reshard {ratio:.2f} of the bound"
     console.print(
-        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, "
-        f"{summary.seconds:.0f} s{moved}; {folder}/reward.png, summary.json, hf/",
+        last_line(summary, folder, ending, save_hf=config.trainer.save_hf),
         soft_wrap=True,
         highlight=False,
         markup=False,
     )
+
+
+def last_line(summary: artifacts.Summary, folder: Path, ending: Ending, *, save_hf: bool) -> str:
+    """What a run that went well says at its end: how much it learned, why it ended, what it
+    left."""
+    ratio = summary.reshard_received_over_bound
+    facts = [
+        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in "
+        f"{summary.steps} step{'s' if summary.steps != 1 else ''}, {summary.seconds:.0f} s",
+        "" if ratio is None else f"reshard {ratio:.2f} of the bound",
+        str(ending),
+    ]
+    left = ["reward.png", "summary.json", *(["hf/"] if save_hf else [])]
+    return f"{', '.join(fact for fact in facts if fact)}; {folder}/{', '.join(left)}"
