@@ -22,7 +22,6 @@ def model_config(architecture: str = "Qwen2ForCausalLM", **facts: Any) -> Any:
     shape: dict[str, Any] = {"vocab": VOCAB, "hidden": 16, "intermediate": 12, "head_dim": 8}
     own = {key: facts.pop(key) for key in list(facts) if key not in _SHAPE}
     raw = tiny_models.config(architecture, **{"layers": 2, **shape, **facts})
-    raw["model_type"] = raw["model_type"].replace("gemma3", "gemma3_text")
     kind = CONFIG_MAPPING[raw["model_type"]]
     return kind(**raw, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=2, **own)
 

@@ -124,22 +124,15 @@ def test_an_unknown_architecture_lists_the_known():
         get_mapping("FooForCausalLM")
 
 
-TRANSFORMERS_CONFIGS = {
-    "LlamaForCausalLM": "LlamaConfig",
-    "MistralForCausalLM": "MistralConfig",
-    "Qwen2ForCausalLM": "Qwen2Config",
-    "Qwen3ForCausalLM": "Qwen3Config",
-    "GemmaForCausalLM": "GemmaConfig",
-    "Gemma2ForCausalLM": "Gemma2Config",
-    "Gemma3ForCausalLM": "Gemma3TextConfig",
-}
+def config_class(architecture):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    return transformers.CONFIG_MAPPING[get_mapping(architecture).model_type]
 
 
 def transformers_config(architecture, **changes):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     raw = tiny_config(architecture, **changes)
     del raw["architectures"], raw["model_type"]
-    return getattr(transformers, TRANSFORMERS_CONFIGS[architecture])(**raw)
+    return config_class(architecture)(**raw)
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -162,8 +155,7 @@ def test_spec_equals_the_transformers_model(architecture, bias, tie):
 
 @pytest.mark.parametrize("architecture", MAPPINGS)
 def test_defaults_equal_those_of_transformers(architecture):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    default = getattr(transformers, TRANSFORMERS_CONFIGS[architecture])()
+    default = config_class(architecture)()
     raw = tiny_config(architecture)
     del raw["tie_word_embeddings"]
     assert Spec.from_config(raw).config.tie == default.tie_word_embeddings
@@ -171,15 +163,27 @@ def test_defaults_equal_those_of_transformers(architecture):
         assert get_mapping(architecture).head_dim == default.head_dim
 
 
+# The dim that each style of transformers' plans cuts; None: it keeps the weight whole.
+CUT_BY_STYLE = {
+    "colwise": 0,
+    "colwise_gather_output": 0,
+    "rowwise": 1,
+    "rowwise_split_input": 1,
+    "replicated_with_grad_allreduce": None,
+}
+
+
 @pytest.mark.parametrize("architecture", MAPPINGS)
 def test_cuts_agree_with_the_plan_of_transformers(architecture):
-    """Its runtime plan cuts the same dims wherever both speak."""
-    plan = transformers_config(architecture).base_model_tp_plan
-    dims = {"colwise": 0, "rowwise": 1}
-    compared = 0
-    for weight in get_mapping(architecture).weights:
-        style = plan.get(weight.name.removeprefix("model.").removesuffix(".weight"))
-        if style in dims and weight.name.startswith("model.layers."):
-            assert weight.cut is not None and weight.cut.dim == dims[style], weight.name
-            compared += 1
-    assert compared == 7
+    """Its runtime plan names every weight of a layer that is cut, and cuts the same dim of it."""
+    plan = {
+        f"model.{name}.weight": CUT_BY_STYLE[style]
+        for name, style in config_class(architecture).base_model_tp_plan.items()
+    }
+    layer = {
+        weight.name: None if weight.cut is None else weight.cut.dim
+        for weight in get_mapping(architecture).weights
+        if weight.layered and weight.name.endswith(".weight")
+    }
+    assert {name: layer[name] for name in plan} == plan
+    assert {name for name, dim in layer.items() if dim is not None} <= set(plan)

@@ -11,6 +11,7 @@ import torch
 from generation_models import EOS, engine, ids, make_model, prompts, row_logits
 
 from hybridengine import UsageError
+from hybridengine.mapping import MAPPINGS
 from hybridengine.rlhf.generation import SamplingParams, decoder
 
 pytestmark = pytest.mark.python
@@ -26,6 +27,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("Gemma2ForCausalLM", {"tie": True, "sliding_window": 4, "attention": "eager"}),
     ("Gemma3ForCausalLM", {"tie": True, "sliding_window": 4}),
 ]
+MODELS += [(name, {}) for name in MAPPINGS if name not in dict(MODELS)]
 
 
 @torch.no_grad()

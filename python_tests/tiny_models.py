@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hybridengine import Spec
+from hybridengine.mapping import get_mapping
 
 Tensors = dict[str, torch.Tensor]
 
@@ -31,7 +32,7 @@ def config(
 ) -> dict[str, Any]:
     return {
         "architectures": [architecture],
-        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "model_type": get_mapping(architecture).model_type,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

@@ -26,6 +26,7 @@ from hybridengine.mapping.config import ModelConfig, read_config
 from hybridengine.mapping.gemma import GEMMA, GEMMA2, GEMMA3
 from hybridengine.mapping.llama import LLAMA, MISTRAL
 from hybridengine.mapping.mapping import Mapping
+from hybridengine.mapping.olmo import OLMO2
 from hybridengine.mapping.qwen import QWEN2, QWEN3
 from hybridengine.mapping.rules import Target
 from hybridengine.mapping.weight import Cut, Weight, column, row
@@ -46,7 +47,7 @@ __all__ = [
 
 MAPPINGS: dict[str, Mapping] = {
     mapping.architecture: mapping
-    for mapping in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)
+    for mapping in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, OLMO2)
 }
 
 _ARCHITECTURE_OF = {mapping.model_type: name for name, mapping in MAPPINGS.items()}
