@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from generation_models import engine, make_model, prompts
 
-from hybridengine import Communicator, Layout, Spec
+from hybridengine import Communicator, Layout, Spec, UsageError
 from hybridengine.rlhf.generation import SamplingParams
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
@@ -41,3 +41,14 @@ def logits_and_tokens(
         found = generator.generate(prompts(5), PARAMS, range(5))
         results.append((logits, [generation.ids for generation in found]))
     return results
+
+
+def logits_or_words(comm: Communicator, architectures: list[str]) -> dict[str, torch.Tensor | str]:
+    """One rank's logits of each architecture, or why it is not cut."""
+    found: dict[str, torch.Tensor | str] = {}
+    for name in architectures:
+        try:
+            found[name] = logits_and_tokens(comm, [(name, {})])[0][0]
+        except UsageError as error:
+            found[name] = str(error)
+    return found

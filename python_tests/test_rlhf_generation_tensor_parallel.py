@@ -8,10 +8,11 @@ import pytest
 import torch
 from generation_models import engine, make_model, model_config, prompts
 from ranks import run_threads
-from rlhf_generation_scenarios import PARAMS, logits_and_tokens
+from rlhf_generation_scenarios import PARAMS, logits_and_tokens, logits_or_words
 
 from hybridengine import Communicator, UsageError
 from hybridengine.launch import run_local
+from hybridengine.mapping import MAPPINGS
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 pytestmark = pytest.mark.python
@@ -44,6 +45,27 @@ def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
             assert torch.equal(logits, ranks[0][number][0])
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
             assert tokens == [generation.ids for generation in generated]
+
+
+@pytest.mark.slow
+def test_every_architecture_is_the_whole_model_or_is_refused() -> None:
+    for found in run_local(2, logits_or_words, list(MAPPINGS)):
+        refused = {name for name, each in found.items() if isinstance(each, str)}
+        assert not refused & {name for name, _ in _CASES}
+        for name, each in found.items():
+            whole = make_model(name)
+            if isinstance(each, str):
+                assert each.startswith(f"models of type {whole.config.model_type!r} cannot be cut")
+                assert each.endswith("Use a tp_size of 1.")
+            else:
+                with torch.no_grad():
+                    expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
+                torch.testing.assert_close(each, expected, rtol=0, atol=1e-5)
+        assert found["Olmo2ForCausalLM"] == (
+            "models of type 'olmo2' cannot be cut over 2 ranks that generate: layers with fewer "
+            "heads have 'model.layers.0.self_attn.k_norm.weight' as [8], the layout "
+            "tensor_parallel(2) as [16]. Use a tp_size of 1."
+        )
 
 
 def _refusals(comm: Communicator) -> list[str]:

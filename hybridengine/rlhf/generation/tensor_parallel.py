@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hybridengine._core import InternalError, UsageError
+from hybridengine._core import UsageError
 from hybridengine.collectives import all_gather, all_reduce
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout
@@ -31,25 +31,37 @@ def shard_model(config: Any, rank: int, size: int, comm: Communicator) -> torch.
     ones in order, must call it with the same inputs; all get the same logits [B, T, V] of the whole
     vocabulary, to the bit.
 
-    Throws UsageError where the model cannot be cut so, with the sizes that it can, or has no
-    mapping.
+    Throws UsageError as check_cut does.
     """
     if (comm.rank, comm.world) != (rank, size):
         raise UsageError(
             f"shard {rank} of {size} is asked for on rank {comm.rank} of a communicator of "
             f"{comm.world}. Pass the communicator of the tensor-parallel ranks."
         )
-    layout = Layout.tensor_parallel(size).bind(Spec.from_config(config))
-    model = _without_weights(_local_config(config, size))
+    model = _part(config, size)
     if size > 1:
         _join_ranks(model, config.vocab_size // size, comm)
-    model.tie_weights()
-    _check(model, layout.locals(rank))
     for name in (*_CUT, "pad_token_id"):
         # Its layers took their sizes when they were built; whoever reads it means the whole model.
         setattr(model.config, name, getattr(config, name))
     module: torch.nn.Module = model.eval()
     return module
+
+
+def check_cut(config: Any, size: int) -> None:
+    """Throws UsageError where shard_model() cannot cut the model of a transformers `config` over
+    `size` ranks: it has no mapping, sizes that do not divide (then with those that do), or layers
+    that do more than cut weights tell. Takes no memory for weights and needs no other rank."""
+    _part(config, size)
+
+
+def _part(config: Any, size: int) -> Any:
+    """The module of a rank by itself: no partial result is made whole yet."""
+    layout = Layout.tensor_parallel(size).bind(Spec.from_config(config))
+    model = _without_weights(_local_config(config, size))
+    model.tie_weights()
+    _check(model, layout.locals(0), size)
+    return model
 
 
 def _local_config(config: Any, size: int) -> Any:
@@ -140,13 +152,19 @@ class _Gather:
         return parts.movedim(0, -2).flatten(-2)
 
 
-def _check(model: torch.nn.Module, expected: list[tuple[str, tuple[int, ...], str]]) -> None:
-    """Against what the layout says."""
+def _check(model: Any, expected: list[tuple[str, tuple[int, ...], str]], size: int) -> None:
+    """Against what the layout says of every rank. They differ where a layer looks at more than its
+    own heads, as a norm over all of them does."""
     found = {name: tuple(p.shape) for name, p in model.named_parameters()}
     wanted = {name: tuple(shape) for name, shape, _ in expected}
     if found != wanted:
-        names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
-        raise InternalError(
-            f"the module of a rank differs from its layout: {names[0]!r} is "
-            f"{found.get(names[0])}, and {wanted.get(names[0])} in the layout."
+        name = min(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        raise UsageError(
+            f"models of type {model.config.model_type!r} cannot be cut over {size} ranks that "
+            f"generate: layers with fewer heads have {name!r} as {_shape(found, name)}, the layout "
+            f"tensor_parallel({size}) as {_shape(wanted, name)}. Use a tp_size of 1."
         )
+
+
+def _shape(shapes: dict[str, tuple[int, ...]], name: str) -> str:
+    return str(list(shapes[name])) if name in shapes else "nothing"

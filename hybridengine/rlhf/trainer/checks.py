@@ -10,6 +10,7 @@ from typing import Any
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.generation.tensor_parallel import check_cut
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import newest_checkpoint, step_of
 from hybridengine.rlhf.training.models import model_directory
@@ -48,6 +49,24 @@ def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
             f"{where} is no model that transformers knows: {reason}. Give a directory with "
             "config.json and weights, or a model_type and its keys."
         ) from None
+
+
+def check_cuts(config: Config) -> None:
+    """Throws UsageError where ranks are to share the layers of a model that cannot be cut so."""
+    models: dict[str, tuple[str | None, dict[str, Any]]] = {
+        "reward_model": (config.reward_model.path, {})
+    }
+    if config.data.mode == "online":
+        models["rollout"] = (config.model.path, config.model.config)
+    for name, (path, facts) in models.items():
+        tp_size = getattr(config, name).tp_size
+        if tp_size > 1:
+            hf_config = _hf_config(path, facts, "model" if name == "rollout" else name)
+            hf_config.architectures = None  # a classifier's layers are those of its type
+            try:
+                check_cut(hf_config, tp_size)
+            except UsageError as error:
+                raise UsageError(f"{name}.tp_size={tp_size}: {error}") from None
 
 
 def check_resumable(config: Config, folder: Path) -> None:

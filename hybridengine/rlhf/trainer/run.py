@@ -18,7 +18,7 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import open_sinks
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
-from hybridengine.rlhf.trainer.checks import check_resumable, checked_tokenizer
+from hybridengine.rlhf.trainer.checks import check_cuts, check_resumable, checked_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.loop import Ending, Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
@@ -40,6 +40,7 @@ def train(config: Config) -> int:
     began = time.monotonic()
     console = Console()
     tokenizer = checked_tokenizer(config)
+    check_cuts(config)
     source: Prompts | Offline = (
         Offline(config, tokenizer) if config.data.mode == "offline" else Prompts(config, tokenizer)
     )
