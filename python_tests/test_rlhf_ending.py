@@ -1,12 +1,14 @@
 """What a run says and leaves at its end, however it ends; without Ray."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.artifacts import Summary
 from hybridengine.rlhf.trainer.loop import Ending
-from hybridengine.rlhf.trainer.run import last_line
 
 pytestmark = pytest.mark.python
 
@@ -22,18 +24,33 @@ _SUMMARY = Summary(
 )
 
 
-def test_the_last_line_says_what_was_learned_and_what_is_left() -> None:
-    line = last_line(_SUMMARY, Path("runs/a"), Ending(60, 60), save_hf=True)
-    assert line == (
-        "reward 0.250 -> 0.967 in 60 steps, 147 s, reshard 1.00 of the bound; "
-        "runs/a/reward.png, summary.json, hf/"
-    )
+def _said(summary: Summary, ending: Ending, tmp_path: Path, width: int) -> list[str]:
+    out = io.StringIO()
+    report.conclude(Console(file=out, width=width), summary, [], tmp_path, str(ending))
+    return out.getvalue().replace(str(tmp_path), "runs/a").splitlines()
 
 
-def test_the_last_line_says_why_a_run_ended_early_and_names_only_what_is_there() -> None:
+def test_the_last_lines_say_what_was_learned_and_what_is_left(tmp_path: Path) -> None:
+    for name in ("reward.png", "summary.json", "unknown"):
+        (tmp_path / name).write_text("something")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    assert _said(_SUMMARY, Ending(60, 60), tmp_path, 300) == [
+        "reward 0.250 -> 0.967 in 60 steps, 147 s, reshard 1.00 of the bound",
+        "all steps are done",
+        "runs/a/reward.png    the curve",
+        "runs/a/summary.json  the numbers of the run",
+        "runs/a/hf            the model, for from_pretrained",
+    ]
+
+
+def test_the_last_lines_say_why_a_run_ended_early_and_break_no_path(tmp_path: Path) -> None:
+    (tmp_path / "reward.png").write_text("something")
     short = Summary(0.25, 0.25, None, 1, 60.4, 0.1, 0.1, None)
-    line = last_line(short, Path("runs/a"), Ending(1, 100000, 60.0), save_hf=False)
-    assert line == (
-        "reward 0.250 -> 0.250 in 1 step, 60 s, trainer.time_limit_s=60 ended it before step "
-        "100000; runs/a/reward.png, summary.json"
-    )
+    assert _said(short, Ending(1, 100000, 60.0), tmp_path, 30) == [
+        "reward 0.250 -> 0.250 in 1",
+        "  step, 60 s",
+        "trainer.time_limit_s=60 ended",
+        "  it before step 100000",
+        "runs/a/reward.png",
+    ]

@@ -1,17 +1,15 @@
 """Sinks: what each writes, and that all are closed."""
 
-import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import SINKS, Sinks, open_sinks
-from hybridengine.rlhf.logging.console import COLUMNS, ConsoleTable
+from hybridengine.rlhf.logging.columns import COLUMNS
 
 pytestmark = pytest.mark.python
 
@@ -74,41 +72,38 @@ def test_wandb_keeps_an_offline_run_below_the_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
-def test_without_a_terminal_a_step_is_a_line() -> None:
-    out = io.StringIO()
-    table = ConsoleTable(2, Console(file=out, width=300))
-    table.log(0, {"eval/reward": 0.1})
-    table.log(1, _METRICS)
-    table.log(1, {"eval/reward": 0.2})
-    table.close()
-    before, heading, line, after = out.getvalue().splitlines()
-    assert after == "after step 1: eval/reward 0.2"
-    assert before == "before the first step: eval/reward 0.1"
-    assert heading.split() == ["step", "reward", "KL", "clipped", "rollout", "s", "moved"]
+def test_the_console_gets_steps_and_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = SINKS["console"](Config(), Path())
+    sink.log(0, {"eval/reward": 0.1})
+    sink.log(1, {**_METRICS, "eval/reward": 0.25})
+    sink.log(1, {"eval/reward": 0.25, "eval/loss": 1.5})
+    sink.close()
+    before, heading, line, after, last = capsys.readouterr().out.splitlines()
+    assert before == "evaluation before the first step: reward 0.100"
+    assert heading.split() == ["step", "reward", "KL", "clip", "rollout", "moved"]
     assert line.split() == ["1", "0.250", "0.0123", "10.5%", "nan", "464", "kB"]
+    assert after == "evaluation after step 1: reward 0.250"
+    assert last == "evaluation after step 1: reward 0.250, loss 1.500"
 
 
-def test_metrics_of_other_runs_are_shown_by_name() -> None:
-    out = io.StringIO()
-    table = ConsoleTable(1, Console(file=out, width=300))
-    table.log(1, {"reward_model/loss": 0.69314, "reward_model/accuracy": 0.5})
-    table.close()
-    heading, line = out.getvalue().splitlines()
-    assert heading.split() == ["step", "reward_model/loss", "reward_model/accuracy"]
-    assert line.split() == ["1", "0.6931", "0.5"]
-
-
-def test_on_a_terminal_the_table_is_live() -> None:
-    out = io.StringIO()
-    table = ConsoleTable(20, Console(file=out, force_terminal=True, width=200))
-    for step in range(1, 21):
-        table.log(step, _METRICS)
-    table.close()
-    last = out.getvalue().rsplit("rollout s", 1)[1]
-    assert "20/20" in last
-    assert "\n" in last and " 8  " not in last.split("0.250")[0]  # only the latest steps are shown
+def test_columns_that_come_later_have_a_heading_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink = SINKS["console"](Config(), Path())
+    sink.log(1, {"reward/mean": 0.0, "reward/errors": 0.0})
+    sink.log(2, {"reward/mean": 0.0, "actor/ref_kl": 0.5})
+    sink.log(3, {"reward/mean": 0.0})
+    sink.close()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["step", "reward"],
+        ["1", "0.000"],
+        ["step", "reward", "KL"],
+        ["2", "0.000", "0.5000"],
+        ["3", "0.000", "-"],
+    ]
 
 
 def test_columns_are_of_known_metrics() -> None:
-    groups = {"reward", "actor", "time", "reshard"}
+    groups = {"reward", "reward_model", "rollout", "actor", "time", "reshard"}
     assert {column.metric.split("/")[0] for column in COLUMNS} == groups

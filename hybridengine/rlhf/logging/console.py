@@ -1,118 +1,93 @@
-"""console: a step a row, live on a terminal and as plain lines elsewhere."""
+"""console: a step a line, for good: what has scrolled by stays as it is.
+
+On a terminal a bar below the lines says how far the run is, and goes when it ends. Elsewhere the
+same lines are written without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-_LIVE_ROWS = 12
-_LEAST_WIDTH = 8  # of a column in lines
-_MAX_NAMED = 8
-_REFRESH_PER_SECOND = 4
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    metric: str
-    form: Callable[[float], str]
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
-COLUMNS = (
-    Column("reward", "reward/mean", "{:.3f}".format),
-    Column("KL", "actor/ref_kl", "{:.4f}".format),
-    Column("clipped", "actor/clip_share", "{:.1%}".format),
-    Column("entropy", "actor/entropy", "{:.3f}".format),
-    Column("tok/s", "time/tokens_per_second", "{:,.0f}".format),
-    Column("rollout s", "time/rollout", "{:.2f}".format),
-    Column("reward s", "time/reward", "{:.2f}".format),
-    Column("update s", "time/update", "{:.2f}".format),
-    Column("reshard s", "time/reshard", "{:.3f}".format),
-    Column("moved", "reshard/received_bytes", _bytes),
-    Column("bound", "reshard/bound_bytes", _bytes),
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 
+from hybridengine.rlhf.logging.columns import Column, chosen_columns, line_of
+from hybridengine.rlhf.logging.screen import open_screen
 
-class ConsoleTable:
-    """The latest steps as a table with a progress bar; where stdout is no terminal, a line a step
-    under a heading."""
+_HEADING_ROWS = 20  # of steps below a heading, so that a screen of 24 lines has one
+_REFRESH_PER_SECOND = 4
+_EVALUATION = "eval/"
+_SHARES = {"eval/accuracy"}
 
-    def __init__(self, steps: int | None, console: Console | None = None) -> None:
-        self._console = Console() if console is None else console
-        self._columns: list[Column] = []  # known with the first step
-        self._rows: list[list[str]] = []
-        self._live: Live | None = None
-        self._progress = Progress(
-            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+
+class ConsoleLines:
+    """A line a step under a heading, and one for each evaluation, when it happens."""
+
+    def __init__(self, steps: int | None, screen: Console | None = None) -> None:
+        self._screen = open_screen() if screen is None else screen
+        self._step_width = max(len("step"), len(str(steps)))
+        self._known: set[str] = set()  # metrics that any step has had
+        self._columns: list[Column] = []
+        self._rows_left = 0  # before the next heading
+        self._evaluation = ""  # the line that was written last
+        self._bar = Progress(
+            TextColumn("step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._screen,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),  # what others write stands above the bar
+            disable=not self._screen.is_terminal,
         )
-        self._task = self._progress.add_task("step", total=steps)
-        if self._console.is_terminal:
-            self._live = Live(
-                self._view(), console=self._console, refresh_per_second=_REFRESH_PER_SECOND
-            )
-            self._live.start()
+        self._task = self._bar.add_task("", total=steps)
+        self._bar.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step == 0 or self._is_aside(metrics):
-            facts = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            when = f"after step {step}" if step else "before the first step"
-            self._console.print(f"{when}: {facts}", highlight=False)
-            return
-        if not self._columns:
-            self._columns = chosen_columns(metrics)
-            if self._live is None:
-                self._write(self._titles())
-        row = [str(step)] + [
-            column.form(metrics[column.metric]) if column.metric in metrics else "-"
-            for column in self._columns
-        ]
-        self._progress.update(self._task, completed=step)
-        if self._live is None:
-            self._write(row)
-            return
-        self._rows = [*self._rows, row][-_LIVE_ROWS:]
-        self._live.update(self._view())
+        row = {name: value for name, value in metrics.items() if not name.startswith(_EVALUATION)}
+        if row:
+            self._bar.update(self._task, completed=step)
+            self._write_row(step, row)
+        if len(row) < len(metrics):
+            self._write_evaluation(step, metrics)
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._bar.stop()
 
-    def _is_aside(self, metrics: Mapping[str, float]) -> bool:
-        """An evaluation by itself, not a step."""
-        known = {column.metric for column in self._columns}
-        return bool(known) and not known & set(metrics)
+    def _write_row(self, step: int, metrics: Mapping[str, float]) -> None:
+        # A column of nothing but zeros says nothing.
+        self._known |= {name for name, value in metrics.items() if value or "errors" not in name}
+        columns = chosen_columns(self._known, self._screen.width - self._step_width)
+        if self._rows_left == 0 or columns != self._columns:
+            self._columns, self._rows_left = columns, _HEADING_ROWS
+            self._write("step", [column.title for column in columns], style="bold")
+        self._rows_left -= 1
+        self._write(str(step), [column.cell(metrics) for column in columns])
 
-    def _view(self) -> Group:
-        table = Table(*self._titles(), box=None, pad_edge=False)
-        for column in table.columns:
-            column.justify = "right"
-        for row in self._rows:
-            table.add_row(*row)
-        return Group(table, self._progress)
+    def _write(self, step: str, cells: list[str], style: str | None = None) -> None:
+        widths = [self._step_width, *(column.width for column in self._columns)]
+        self._screen.print(line_of([step, *cells], widths), style=style, soft_wrap=True)
 
-    def _titles(self) -> list[str]:
-        return ["step", *(column.title for column in self._columns)]
-
-    def _write(self, cells: list[str]) -> None:
-        widths = [max(len(title), _LEAST_WIDTH) for title in self._titles()]
-        line = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        self._console.print(line, soft_wrap=True, highlight=False)
-
-
-def chosen_columns(metrics: Mapping[str, float]) -> list[Column]:
-    """Those of COLUMNS that there are numbers for; where there are none, the metrics by name."""
-    known = [column for column in COLUMNS if column.metric in metrics]
-    return known or [Column(name, name, "{:.4g}".format) for name in list(metrics)[:_MAX_NAMED]]
+    def _write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        facts = ", ".join(
+            f"{name.removeprefix(_EVALUATION)} "
+            + (f"{value:.1%}" if name in _SHARES else f"{value:.3f}")
+            for name, value in metrics.items()
+            if name.startswith(_EVALUATION)
+        )
+        when = f"after step {step}" if step else "before the first step"
+        line = f"evaluation {when}: {facts}"
+        if line != self._evaluation:  # the last step's is made again at the end
+            self._screen.print(line, soft_wrap=True)
+        self._evaluation = line

@@ -99,9 +99,9 @@ class Wandb:
 
 
 def _console(config: Config, folder: Path) -> Sink:
-    from hybridengine.rlhf.logging.console import ConsoleTable
+    from hybridengine.rlhf.logging.console import ConsoleLines
 
-    return ConsoleTable(config.trainer.steps)
+    return ConsoleLines(config.trainer.steps)
 
 
 SINKS: dict[str, Callable[[Config, Path], Sink]] = {

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.loading import save_config
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.logging import open_sinks
-from hybridengine.rlhf.trainer import artifacts
+from hybridengine.rlhf.logging import open_screen, open_sinks
+from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.checks import check_cuts, check_resumable, checked_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.loop import Ending, Loop, eval_prompts
+from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
 from hybridengine.rlhf.trainer.prompts import Prompts
@@ -38,7 +36,7 @@ def train(config: Config) -> int:
     WorkerError where a rank fails later.
     """
     began = time.monotonic()
-    console = Console()
+    console = open_screen()
     tokenizer = checked_tokenizer(config)
     check_cuts(config)
     source: Prompts | Offline = (
@@ -48,7 +46,7 @@ def train(config: Config) -> int:
     folder = open_folder(config)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=folder.name))
     save_config(config, folder / "config.yaml")
-    _announce(console, config, source, folder)
+    report.announce(console, config, roles_of(config), source.counts, folder)
     with console.status("starting the ranks"):
         cluster = Cluster.start(config.cluster)
     with cluster:
@@ -77,7 +75,7 @@ def _train(
         sinks.close()
     samples = _samples(steps, source, before)
     summary = _finish(config, roles, loop, folder, samples, began)
-    _conclude(console, config, summary, samples, folder, ending)
+    report.conclude(console, summary, samples, folder, str(ending))
     return 0
 
 
@@ -170,54 +168,3 @@ def _set_aside(folder: Path) -> None:
         number += 1
     folder.rename(kept)
     sys.stderr.write(f"hybridengine: an earlier run {folder} was moved to {kept}\n")
-
-
-def _announce(console: Console, config: Config, source: Prompts | Offline, folder: Path) -> None:
-    counts = source.counts
-    left_out = (
-        f", {counts.too_long} too long, {counts.empty} empty" if counts.read > counts.kept else ""
-    )
-    console.print(
-        f"{folder}: {config.algorithm.advantage} with {', '.join(roles_of(config))} on "
-        f"{config.trainer.ranks} ranks ({config.trainer.placement}), {counts.kept} of "
-        f"{counts.read} prompts{left_out}, {config.trainer.steps} steps",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
-
-
-def _conclude(
-    console: Console,
-    config: Config,
-    summary: artifacts.Summary,
-    samples: list[artifacts.Sample],
-    folder: Path,
-    ending: Ending,
-) -> None:
-    if samples:
-        table = Table("prompt", "truth", "before", "after", box=None, pad_edge=False)
-        for sample in samples:
-            cells = (sample.prompt, sample.ground_truth, sample.before, sample.after)
-            table.add_row(*map(Text, cells))  # as they are: brackets in them are no markup
-        console.print(table)
-    console.print(
-        last_line(summary, folder, ending, save_hf=config.trainer.save_hf),
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
-
-
-def last_line(summary: artifacts.Summary, folder: Path, ending: Ending, *, save_hf: bool) -> str:
-    """What a run that went well says at its end: how much it learned, why it ended, what it
-    left."""
-    ratio = summary.reshard_received_over_bound
-    facts = [
-        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in "
-        f"{summary.steps} step{'s' if summary.steps != 1 else ''}, {summary.seconds:.0f} s",
-        "" if ratio is None else f"reshard {ratio:.2f} of the bound",
-        str(ending),
-    ]
-    left = ["reward.png", "summary.json", *(["hf/"] if save_hf else [])]
-    return f"{', '.join(fact for fact in facts if fact)}; {folder}/{', '.join(left)}"

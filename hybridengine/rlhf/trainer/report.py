@@ -1,0 +1,116 @@
+"""report: what a run says on the console when it begins and when it has ended well.
+
+Facts that belong together share a line that is broken between words; a path has a line to itself
+and is whole.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import Counts
+from hybridengine.rlhf.logging.visible import rows_of, visible
+from hybridengine.rlhf.trainer.artifacts import Sample, Summary
+
+# What a run may leave, and what it is for.
+_LEFT = {
+    "reward.png": "the curve",
+    "samples.jsonl": "prompts with answers before and after",
+    "metrics.jsonl": "every number of every step",
+    "summary.json": "the numbers of the run",
+    "rollouts": "every response with its score",
+    "checkpoints": "run.resume=true goes on from here",
+    "hf": "the model, for from_pretrained",
+}
+
+
+def announce(
+    screen: Console, config: Config, roles: Sequence[str], counts: Counts, folder: Path
+) -> None:
+    """The run's folder, who trains on how many ranks, and on what."""
+    trainer = config.trainer
+    screen.print(str(folder), soft_wrap=True)
+    say(
+        screen,
+        f"{config.algorithm.advantage} on {counted(trainer.ranks, 'rank')} "
+        f"({trainer.placement}): {', '.join(roles)}",
+    )
+    limit = "" if trainer.time_limit_s is None else f", at most {trainer.time_limit_s:g} s"
+    say(screen, f"{_kept(counts)}, {counted(trainer.steps or 0, 'step')}{limit}")
+
+
+def conclude(
+    screen: Console,
+    summary: Summary,
+    samples: Sequence[Sample],
+    folder: Path,
+    ending: str = "",
+) -> None:
+    """Samples, then what the run learned and why it ended (`ending`; empty: all steps are done),
+    then what it left."""
+    if samples:
+        _show(screen, samples)
+    ratio = summary.reshard_received_over_bound
+    say(
+        screen,
+        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in "
+        f"{counted(summary.steps, 'step')}, {summary.seconds:.0f} s"
+        + ("" if ratio is None else f", reshard {ratio:.2f} of the bound"),
+    )
+    say(screen, ending or "all steps are done")
+    list_files(screen, folder)
+
+
+def list_files(screen: Console, folder: Path) -> None:
+    """What is in the run's folder, a whole path a line, with what it is where there is room."""
+    found = {name: str(folder / name) for name in _LEFT if _has_content(folder / name)}
+    longest = max(map(len, found.values()), default=0)
+    lines = [f"{path.ljust(longest)}  {_LEFT[name]}" for name, path in found.items()]
+    if any(len(line) > screen.width for line in lines):
+        lines = list(found.values())
+    screen.print("\n".join(lines), soft_wrap=True)
+
+
+def say(screen: Console, text: str) -> None:
+    """Text that is broken between words where it does not fit."""
+    lines = textwrap.wrap(
+        text, screen.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    screen.print("\n".join(lines), soft_wrap=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _kept(counts: Counts) -> str:
+    if counts.read == counts.kept:
+        return counted(counts.kept, "prompt")
+    return (
+        f"{counts.kept:,} of {counted(counts.read, 'prompt')} ({counts.too_long:,} too long, "
+        f"{counts.empty:,} empty)"
+    )
+
+
+def _has_content(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0
+
+
+def _show(screen: Console, samples: Sequence[Sample]) -> None:
+    """A few prompts with their answers, each a line; samples.jsonl has all of them whole."""
+    cells = [["prompt", "truth", "before", "after"]]
+    cells += [
+        [visible(each) for each in (s.prompt, s.ground_truth, s.before, s.after)] for s in samples
+    ]
+    more = "…" if screen.encoding.startswith("utf") else "..."
+    heading, *rows = rows_of(cells, screen.width, more)
+    screen.print("\n" + heading, style="bold", soft_wrap=True)
+    screen.print("\n".join(rows) + "\n", soft_wrap=True)

@@ -1,0 +1,127 @@
+"""What people see of a run: the same lines for good on a terminal and elsewhere, at any width."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from terminal import run_in_terminal, shown
+
+from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns, count_of_bytes
+from hybridengine.rlhf.logging.screen import PLAIN_WIDTH
+from hybridengine.rlhf.logging.visible import cut, rows_of, visible
+
+pytestmark = pytest.mark.python
+
+_COMMAND = [sys.executable, "-m", "rlhf_console_story", "runs/demo"]
+_WORD = "rank 1: a word from elsewhere"
+_COLOR = re.compile(r"\x1b\[[\d;]+m")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+
+def _env(**changes: str) -> dict[str, str]:
+    env = {"TERM": "xterm-256color", "PYTHONUTF8": "1", **os.environ}
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "COLORTERM"):
+        env.pop(name, None)
+    return {**env, **changes}
+
+
+def _piped(**changes: str) -> str:
+    done = subprocess.run(
+        _COMMAND, env=_env(**changes), stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert done.stderr.decode() == _WORD + "\n"
+    return done.stdout.decode()
+
+
+def _capture(width: int) -> str:
+    return (Path(__file__).parent / "captures" / f"console_{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_run_from_its_first_line_to_its_last(width: int) -> None:
+    found = _piped(COLUMNS=str(width))
+    assert found == _capture(width)
+    assert max(map(cell_len, found.splitlines())) <= width
+
+
+def test_a_pipe_is_as_wide_as_documented() -> None:
+    assert PLAIN_WIDTH == 120
+    found = _piped(FORCE_COLOR="1", CLICOLOR_FORCE="1")  # a pipe is no terminal, whatever these say
+    assert found == _capture(120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_has_the_same_lines_and_keeps_them_all(width: int) -> None:
+    written = run_in_terminal(_COMMAND, width, 24, _env())
+    before, word, after = "\n".join(shown(written)).partition(_WORD + "\n")
+    assert word and before + after == _capture(width)
+    assert "\x1b[1mstep " in written  # headings stand out
+    assert "24/24" in written  # of the bar, which is gone in the end
+
+
+def test_no_color_leaves_no_color() -> None:
+    written = run_in_terminal(_COMMAND, 80, 24, _env(NO_COLOR="1"))
+    assert not _COLOR.search(written)
+    before, _, after = "\n".join(shown(written)).partition(_WORD + "\n")
+    assert before + after == _capture(80)
+
+
+def test_a_dumb_terminal_gets_lines_alone() -> None:
+    written = run_in_terminal(_COMMAND, 80, 24, _env(TERM="dumb", COLUMNS="80"))
+    assert "\x1b" not in written
+    assert written.replace("\r\n", "\n").replace(_WORD + "\n", "") == _capture(80)
+
+
+def test_what_stdout_cannot_hold_is_escaped() -> None:
+    found = _piped(COLUMNS="80", PYTHONUTF8="0", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert "\\u591a\\u5c11?" in found and "..." in found and found.isascii()
+
+
+def test_columns_are_left_out_in_one_order() -> None:
+    known = {column.metric for column in COLUMNS if not column.metric.startswith("reward_model/")}
+    chosen = [chosen_columns(known, width) for width in range(200)]
+    sizes = [sum(2 + column.width for column in columns) for columns in chosen]
+    assert all(size <= width for width, size in enumerate(sizes))
+    for narrow, wide in itertools.pairwise(chosen):
+        assert set(narrow) <= set(wide)
+    titles = [" ".join(column.title for column in columns) for columns in chosen]
+    assert titles[0] == "" and titles[9] == "reward" and titles[26] == "reward errors KL"
+    assert titles[80 - 4] == "reward errors KL clip entropy tok/s rollout update"
+    assert len(chosen[-1]) == len(known)
+
+
+def test_every_number_fits_its_column() -> None:
+    for column in COLUMNS:
+        for value in (0.0, -0.0, 1e-9, -0.5, 1.0, 999.9994, -1234567.0, 1e12, float("nan")):
+            cell = column.cell({column.metric: value, column.bound: 1e9})
+            assert len(cell) <= column.width, (column.title, value, cell)
+        assert column.cell({}) == "-"
+
+
+def test_bytes() -> None:
+    found = [count_of_bytes(value) for value in (0, 999, 463616, 1.5e6, 2.345e9)]
+    assert found == ["0 B", "999 B", "464 kB", "1.5 MB", "2.35 GB"]
+
+
+def test_text_is_one_line_that_shows_what_it_is() -> None:
+    assert visible("a\x1b[31m\n\r\t\x00\x9b\x7f") == "a\\x1b[31m\\n\\r\\t\\x00\\x9b\\x7f"
+    assert visible("\u200b\u2028\ud800\ue000\U000e0001") == ("\\u200b\\u2028\\ud800\\ue000\\ue0001")
+    assert visible("多é e\u0301 [b]\\n") == "多é e\u0301 [b]\\n"
+
+
+def test_cells_are_cut_by_what_they_take_on_the_screen() -> None:
+    assert cut("多少多少", 8) == "多少多少" and cut("多少多少", 7) == "多少多…"
+    assert cut("多少多少", 6) == "多少…" and cut("abcdef", 5, "...") == "ab..."
+    rows = rows_of([["prompt", "x"], ["e\u0301" * 3, "y"], ["多" * 30, "z" * 90]], 40)
+    assert all(cell_len(row) <= 40 for row in rows)
+    assert [row.index(mark) for row, mark in zip(rows[:2], "xy", strict=True)] == [21, 24]
