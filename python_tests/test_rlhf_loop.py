@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import rlhf_local_roles
 
+from hybridengine import UsageError
 from hybridengine.rlhf.batch import as_rows
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Config
@@ -150,6 +151,45 @@ def _share_of_lower_case(actor: Any) -> float:
     letters = [[code] for code in range(ord("a"), ord("z") + 1)]
     rows = as_rows([[ord("?")]] * len(letters), letters)
     return float(actor.passes.log_probs(rows)[rows["mask"]].exp().sum())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.steps=1"],
+        ["trainer.steps=1", "trainer.eval_before=true", "data.eval_files={files}"],
+        ["trainer.steps=1", "algorithm.advantage=grpo", "algorithm.group_filter=dapo"],
+        ["trainer.steps=1", "data.mode=offline", "data.max_response_length=2"],
+    ],
+    ids=["step", "evaluation", "filtered", "offline"],
+)
+def test_rewards_that_fail_for_all_samples_end_the_run(
+    tmp_path: Path, overrides: list[str]
+) -> None:
+    row = {"prompt": "?", "response": "a", "ground_truth": "4", "data_source": "bandit"}
+    (tmp_path / "data.jsonl").write_text((json.dumps(row) + "\n") * 16)
+    files = f"[{tmp_path}/data.jsonl]"
+    config = _config(tmp_path, *[each.format(files=files) for each in overrides])
+    text = _REWARD.replace("return", "return {}['key'] if ground_truth else")
+    (tmp_path / "reward.py").write_text(text)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        with pytest.raises(UsageError) as caught:
+            run.rewards()
+    words = str(caught.value)
+    assert "rewards failed for all 1" in words  # 128, 16
+    assert "data.jsonl:" in words and "raised KeyError at " in words and "reward.py:3" in words
+    assert run.loop.history == []
+
+
+def test_rewards_that_fail_for_some_samples_cost_those(tmp_path: Path) -> None:
+    config = _config(tmp_path, "trainer.steps=1", "algorithm.advantage=grpo")
+    text = _REWARD.replace("return", "return None if solution_str.islower() else")
+    (tmp_path / "reward.py").write_text(text)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        assert run.rewards() == [0.0]
+    assert 0 < run.loop.history[0]["reward/errors"] < 128
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -184,6 +184,14 @@ def test_a_config_without_functions_is_that_of_a_reward_model() -> None:
         ("def score(solution): ...", "score", r"\(solution\) of .* cannot be called with data_"),
         ("def score(data_source, solution_str, ground_truth, extra_info, more): ...", "score",
          "missing a required argument: 'more'"),
+        ("def score(data_source, solution_str, ground_truth, extra_info):\n    yield 1.0", "score",
+         "score of .* is a generator: .* Write return in place of yield"),
+        ("async def score(data_source, solution_str, ground_truth, extra_info):\n    yield 1.0",
+         "score", "is a generator"),
+        ("class A:\n    def __call__(self, data_source, solution_str, ground_truth, extra_info):\n"
+         "        yield 1.0\nscore = A()", "score", "is a generator"),
+        ("score = dict.fromkeys", "score", r"cannot be called with|does not say which arguments"),
+        ("score = max", "score", "does not say which arguments it takes"),
         ("def score(:", "score", r"mine\.py:1: "),
         ("\nimport nothing_of_this_name", "score", r"mine\.py:2: importing it raised ModuleNot"),
         ("import sys\nsys.exit(1)", "score", r"mine\.py:2: importing it raised SystemExit: 1"),
@@ -193,6 +201,75 @@ def test_a_function_that_cannot_be_used(tmp_path: Path, text: str, name: str, er
     path = write(tmp_path, text)
     with pytest.raises(UsageError, match=error):
         load_function(f"{path}:{name}")
+
+
+_SIGNATURE = "(data_source, solution_str, ground_truth, extra_info=None)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"def score{_SIGNATURE}:\n    return True\n",
+        f"def score{_SIGNATURE}:\n    return 1\n",
+        f"import numpy\ndef score{_SIGNATURE}:\n    return numpy.float32(1)\n",
+        f"import numpy\ndef score{_SIGNATURE}:\n    return numpy.array(True)\n",
+        f"import torch\ndef score{_SIGNATURE}:\n    return torch.tensor(1.0)\n",
+        f"from fractions import Fraction\ndef score{_SIGNATURE}:\n    return Fraction(1)\n",
+        f"async def score{_SIGNATURE}:\n    return 1.0\n",
+        f"class A:\n    async def __call__(self, {_SIGNATURE[1:]}:\n        return 1\n"
+        "score = A()\n",
+        f"import functools\nasync def base({_SIGNATURE[1:-1]}, *, k):\n    return {{'score': k}}\n"
+        "score = functools.partial(base, k=1)\n",
+        f"import asyncio\nasync def one():\n    return 1\n"
+        f"def score{_SIGNATURE}:\n    return asyncio.run(one())\n",
+        "def score(**arguments):\n    return float('solution_str' in arguments)\n",
+    ],
+)
+def test_what_counts_as_a_number(tmp_path: Path, text: str) -> None:
+    config = Reward(functions=[], function=f"{write(tmp_path, text)}:score")
+    found = score(config, "4")
+    assert (found.value, found.error) == (1.0, None)
+    assert type(found.value) is float
+
+
+def test_async_rewards_of_a_process_share_a_loop(tmp_path: Path) -> None:
+    """What a client keeps open is bound to the loop in which it was opened."""
+    path = write(
+        tmp_path,
+        "import asyncio\nlock = asyncio.Lock()\n"
+        f"async def score{_SIGNATURE}:\n"
+        "    async with lock:\n        await asyncio.gather(asyncio.sleep(0), wait(lock))\n"
+        "    return 1.0\n"
+        "async def wait(lock):\n    waiting = asyncio.ensure_future(lock.acquire())\n"
+        "    await asyncio.sleep(0)\n    waiting.cancel()\n",
+    )
+    scorer = Scorer.from_config(Reward(functions=[], function=f"{path}:score"))
+    found = scorer.score([Item("d", "s", None, None, sample=i) for i in range(3)])
+    assert [(each.value, each.error) for each in found] == [(1.0, None)] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("numpy.array([1.0])", r"array\(\[1\.\]\)"),
+        ("torch.tensor([1.0])", r"tensor\(\[1\.\]\)"),
+        ("(1.0, 'fine')", r"\(1\.0, 'fine'\)"),
+        ("1j", "1j"),
+    ],
+)
+def test_what_does_not(tmp_path: Path, value: str, shown: str) -> None:
+    text = f"import numpy, torch\ndef score{_SIGNATURE}:\n    return {value}\n"
+    found = score(Reward(functions=[], function=f"{write(tmp_path, text)}:score"), "4")
+    assert re.search(f"reward 'score' returned {shown}, not a number", found.error), found.error
+
+
+def test_errors_say_where_a_sample_was_read(tmp_path: Path) -> None:
+    path = write(tmp_path, f"def score{_SIGNATURE}: ...\n")
+    scorer = Scorer.from_config(Reward(functions=[], function=f"{path}:score"))
+    (found,) = scorer.score([Item("sums", "4", "4", None, sample=7, where="sums.jsonl:3")])
+    assert found.error == (
+        "sums.jsonl:3 (data_source 'sums'): reward 'score' returned None, not a number."
+    )
 
 
 def test_a_function_of_a_file_with_the_name_of_a_module(tmp_path: Path) -> None:

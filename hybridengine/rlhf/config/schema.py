@@ -79,7 +79,9 @@ class Reward:
     workers: int = key(1, "processes that compute rewards", least=1)
     timeout_s: float = key(10.0, "seconds for one sample, then its process is replaced", above=0)
     on_error: str = key(
-        "zero", "a reward that raises: score 0, or end the run", choices=("zero", "raise")
+        "zero",
+        "a reward that fails: score 0, or end the run; it ends where all samples of a step failed",
+        choices=("zero", "raise"),
     )
 
 

@@ -145,7 +145,7 @@ class PromptEncoder:
             return False
         if self._overlong == "error":
             raise UsageError(
-                f"the prompt of sample {sample.index} has {len(ids)} tokens, of at most "
+                f"the prompt of {sample.name()} has {len(ids)} tokens, of at most "
                 f"{self.max_prompt_length}. Raise data.max_prompt_length or set "
                 f"data.overlong_prompts=filter."
             )
@@ -160,17 +160,17 @@ class PromptEncoder:
             prompt = [{"role": "user", "content": prompt}]
         elif self._apply == "never":
             raise UsageError(
-                f"the prompt of sample {sample.index} is a list of messages, and "
+                f"the prompt of {sample.name()} is a list of messages, and "
                 f"data.apply_chat_template=never. Set it to auto."
             )
-        return self._apply_template(sample.index, prompt), True
+        return self._apply_template(sample.name(), prompt), True
 
-    def _apply_template(self, index: int, chat: list[Message]) -> str:
+    def _apply_template(self, name: str, chat: list[Message]) -> str:
         from jinja2 import TemplateError
 
         if not self.tokenizer.chat_template:
             raise UsageError(
-                f"sample {index} needs a chat template, and the tokenizer has none. Set "
+                f"{name} needs a chat template, and the tokenizer has none. Set "
                 f"model.chat_template to a file with one, or data.apply_chat_template=never for "
                 f"prompts that are text."
             )
@@ -180,7 +180,7 @@ class PromptEncoder:
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise UsageError(
-                f"the chat template refuses the messages of sample {index}: {error}. "
+                f"the chat template refuses the messages of {name}: {error}. "
                 f"Mend the messages, or set model.chat_template to another."
             ) from error
         return str(text)

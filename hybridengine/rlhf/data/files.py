@@ -89,6 +89,7 @@ def _sample(index: int, row: Row, data: Data, required: Sequence[str]) -> Sample
         ground_truth=_ground_truth(row, data.ground_truth_key, required),
         data_source=_data_source(row, data.data_source_key),
         extra=row.values.get(data.extra_key, row.values.get("extra_info")),
+        where=row.where(),
     )
 
 

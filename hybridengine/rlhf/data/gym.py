@@ -47,6 +47,7 @@ class GymDataset(Sequence[Sample]):
             ground_truth=entry["answer"],
             data_source=self._name,
             extra=entry,
+            where=f"{self._name}, sample {index}",
         )
 
 

@@ -28,7 +28,7 @@ def pair_of_row(index: int, row: Row, data: Data) -> Pair:
     prompt = prompt_of_row(row, data.prompt_key)
     if isinstance(prompt, str) and all(text.startswith(prompt) for text in texts):
         texts = texts[0].removeprefix(prompt), texts[1].removeprefix(prompt)
-    return Pair(index, prompt, *texts)
+    return Pair(index, prompt, *texts, where=row.where())
 
 
 def _of_dialogs(index: int, row: Row, data: Data, chosen: str, rejected: str) -> Pair:
@@ -42,7 +42,8 @@ def _of_dialogs(index: int, row: Row, data: Data, chosen: str, rejected: str) ->
             f"Give dialogs with a common beginning, or a column {data.prompt_key!r}.",
         )
     prompt = shared[: turn + len(_TURN)]
-    return Pair(index, prompt, chosen.removeprefix(prompt), rejected.removeprefix(prompt))
+    answers = chosen.removeprefix(prompt), rejected.removeprefix(prompt)
+    return Pair(index, prompt, *answers, where=row.where())
 
 
 def _of_messages(index: int, row: Row, data: Data) -> Pair:
@@ -61,7 +62,8 @@ def _of_messages(index: int, row: Row, data: Data) -> Pair:
     prompt: str | list[Message] = chosen[:-1]
     if not prompt:
         prompt = prompt_of_row(row, data.prompt_key)
-    return Pair(index, prompt, chosen[-1]["content"], rejected[-1]["content"])
+    answers = chosen[-1]["content"], rejected[-1]["content"]
+    return Pair(index, prompt, *answers, where=row.where())
 
 
 def _common_prefix(a: str, b: str) -> str:

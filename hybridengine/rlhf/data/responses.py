@@ -46,7 +46,7 @@ def encode_pairs(
     for sample in samples:
         if sample.response is None:
             raise UsageError(
-                f"sample {sample.index} ({sample.data_source}) has no response to learn from. "
+                f"{sample.name()} ({sample.data_source}) has no response to learn from. "
                 f"Give the data a column of responses, named by data.response_key."
             )
         texts.append(sample.response)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]  # of a chat: "role" and "content", both str, and maybe more
@@ -13,7 +13,8 @@ class Sample:
     """A prompt and what a reward needs to judge an answer to it.
 
     `index` counts samples over all files of a split, in their order. `response` is the answer that
-    the data gives, for supervised and offline training; None where there is none.
+    the data gives, for supervised and offline training; None where there is none. `where` is the
+    place that it was read from, `train.jsonl:12`, which is no part of what the sample says.
     """
 
     index: int
@@ -22,13 +23,23 @@ class Sample:
     ground_truth: Any
     data_source: str
     extra: Any
+    where: str = field(default="", compare=False)
+
+    def name(self) -> str:
+        """As errors name it."""
+        return self.where or f"sample {self.index}"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to one prompt, of which `chosen` was preferred."""
+    """Two answers to one prompt, of which `chosen` was preferred. `where` as of a Sample."""
 
     index: int
     prompt: str | list[Message]
     chosen: str
     rejected: str
+    where: str = field(default="", compare=False)
+
+    def name(self) -> str:
+        """As errors name it."""
+        return self.where or f"sample {self.index}"

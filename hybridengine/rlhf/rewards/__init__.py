@@ -8,7 +8,7 @@ A registered function has its own file here and one import below. Importing this
 torch and none of the libraries that score. Models that score are roles, not rewards of this kind.
 """
 
-from hybridengine.rlhf.rewards.binding import check
+from hybridengine.rlhf.rewards.binding import check, comparing_rewards
 from hybridengine.rlhf.rewards.exact_match import exact_match
 from hybridengine.rlhf.rewards.format_match import format_match
 from hybridengine.rlhf.rewards.gym_score import gym_score
@@ -25,6 +25,7 @@ __all__ = [
     "Score",
     "Scorer",
     "check",
+    "comparing_rewards",
     "exact_match",
     "format_match",
     "gym_score",

@@ -22,12 +22,14 @@ class Term:
     """One reward of a weighted sum; `function` is called with the four arguments by name.
 
     `libraries`: the modules that it imports when it is first called, LIBRARIES of its file.
+    `compares`: whether it fails without a ground truth, NEEDS_GROUND_TRUTH of its file.
     """
 
     name: str
     weight: float
     function: Callable[..., Returned]
     libraries: tuple[str, ...]
+    compares: bool
 
 
 def check(config: Reward) -> None:
@@ -56,9 +58,20 @@ def bind_rewards(config: Reward) -> list[Term]:
         functions[name] = load_function(config.function)
     _check_option_names(config, list(functions))
     return [
-        Term(name, weight, _bind(name, function, config.options.get(name)), _libraries(function))
+        Term(
+            name,
+            weight,
+            _bind(name, function, config.options.get(name)),
+            _libraries(function),
+            bool(getattr(inspect.getmodule(function), "NEEDS_GROUND_TRUTH", False)),
+        )
         for (name, function), weight in zip(functions.items(), _weights(config), strict=True)
     ]
+
+
+def comparing_rewards(config: Reward) -> list[str]:
+    """The names of the rewards that fail without a ground truth. Throws as `check`."""
+    return [term.name for term in bind_rewards(config) if term.compares]
 
 
 def _weights(config: Reward) -> list[float]:

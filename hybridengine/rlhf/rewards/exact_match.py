@@ -9,6 +9,9 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.rewards.answers import find_answer
 from hybridengine.rlhf.rewards.registry import reward
 
+# Data without one is refused before a run.
+NEEDS_GROUND_TRUTH = True
+
 
 @reward("exact_match")
 def exact_match(

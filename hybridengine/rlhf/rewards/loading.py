@@ -33,8 +33,9 @@ def function_name(reference: str) -> str:
 def load_function(reference: str) -> Callable[..., Returned]:
     """The function `name` of the file, which is imported.
 
-    Throws UsageError where the file is missing or raises, has no such function, or has one that
-    cannot be called with data_source, solution_str, ground_truth and extra_info.
+    It may be async. Throws UsageError where the file is missing or raises, has no such function, or
+    has one that cannot be called with data_source, solution_str, ground_truth and extra_info, or
+    that yields.
     """
     name = function_name(reference)
     path = Path(reference.rpartition(":")[0])
@@ -54,6 +55,7 @@ def load_function(reference: str) -> Callable[..., Returned]:
             f"Name a function."
         )
     _check_signature(function, name, path)
+    _refuse_generator(function, name, path)
     loaded: Callable[..., Returned] = function
     return loaded
 
@@ -84,7 +86,13 @@ def _import(path: Path) -> ModuleType:
 
 def _check_signature(function: Callable[..., Any], name: str, path: Path) -> None:
     """Options without a default are not missed here: the config may set them."""
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:  # of some functions written in C
+        raise UsageError(
+            f"reward.function: {name} of {path} does not say which arguments it takes. Call it "
+            f"from a function of your own."
+        ) from error
     required = [
         parameter.name
         for parameter in signature.parameters.values()
@@ -97,3 +105,12 @@ def _check_signature(function: Callable[..., Any], name: str, path: Path) -> Non
             f"reward.function: {name}{signature} of {path} cannot be called with "
             f"{', '.join(ARGUMENTS)}: {error}. Give it these arguments; others need defaults."
         ) from error
+
+
+def _refuse_generator(function: Callable[..., Any], name: str, path: Path) -> None:
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise UsageError(
+                f"reward.function: {name} of {path} is a generator: calling it gives no number. "
+                f"Write return in place of yield."
+            )

@@ -18,6 +18,8 @@ from hybridengine.rlhf.rewards.registry import reward
 
 # Imported by a reward process before the first sample's time runs.
 LIBRARIES = ("math_verify",)
+# Data without one is refused before a run.
+NEEDS_GROUND_TRUTH = True
 
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
 _WITH_UNIT = re.compile(r"(?P<number>\$?[+-]?[\d,.]*\d)(\s+[A-Za-z]{2,})+\.?")

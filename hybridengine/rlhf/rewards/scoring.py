@@ -6,16 +6,20 @@ Nothing here limits time or survives a crash: see processes.py.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import numbers
 import reprlib
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridengine.rlhf.config.schema import Reward
 from hybridengine.rlhf.rewards.binding import Term, bind_rewards
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Characters of an exception's message that an error repeats.
 _MESSAGE = 300
@@ -23,16 +27,18 @@ _MESSAGE = 300
 
 @dataclass(frozen=True)
 class Item:
-    """A response to score. `sample` is the index of its sample, by which errors name it."""
+    """A response to score. Errors name it by `where` its sample was read from, or else by `sample`,
+    its number."""
 
     data_source: str
     solution: str
     ground_truth: Any
     extra: Any
     sample: int
+    where: str = ""
 
     def name(self) -> str:
-        return f"sample {self.sample} (data_source {self.data_source!r})"
+        return f"{self.where or f'sample {self.sample}'} (data_source {self.data_source!r})"
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Scorer:
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self._terms = tuple(terms)
+        self._loop: asyncio.Runner | None = None
 
     @staticmethod
     def from_config(config: Reward) -> Scorer:
@@ -80,12 +87,23 @@ class Scorer:
                     ground_truth=item.ground_truth,
                     extra_info=item.extra,
                 )
-                numbers_of = _numbers(term.name, returned)
+                numbers_of = _numbers(term.name, self._awaited(returned))
             except (Exception, SystemExit) as error:  # a user's code: whatever it raises is data
                 return Score(0.0, error=f"{item.name()}: reward {term.name!r} {_describe(error)}")
             parts.update(numbers_of)
             total += term.weight * numbers_of[term.name]
         return Score(total, parts)
+
+    def _awaited(self, returned: Any) -> Any:
+        """What an async reward comes to. All run in one loop, to which what they keep open (the
+        connections of a client) is bound."""
+        if not inspect.iscoroutine(returned):
+            return returned
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.Runner()
+        return self._loop.run(returned)
 
 
 class _BadReturn(Exception):
@@ -106,7 +124,11 @@ def _numbers(name: str, returned: Any) -> dict[str, float]:
 
 
 def _finite(value: Any) -> float:
+    """Of a number of Python or numpy, or a tensor without dims. Arrays are none, whatever their
+    size."""
     try:
+        if getattr(value, "ndim", 0) != 0:
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise _BadReturn(f"returned {reprlib.repr(value)}, not a number") from None

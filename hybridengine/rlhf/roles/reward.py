@@ -39,6 +39,7 @@ class RewardRole(Role):
                 ground_truth=batch["ground_truth"][row],
                 extra=batch["extra"][row],
                 sample=int(batch["sample_id"][row]),
+                where=batch["where"][row],
             )
             for row in range(len(batch))
         ]
@@ -57,7 +58,7 @@ class RewardRole(Role):
             "scores": scored["scores"].tolist(),
             "task_scores": task.tolist(),
             "parts": {name: [score.parts.get(name, 0.0) for score in found] for name in names},
-            "errors": sum(score.error is not None for score in found),
+            "errors": [score.error for score in found if score.error is not None],
         }
         return scored, summary
 

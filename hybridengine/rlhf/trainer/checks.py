@@ -5,12 +5,15 @@ What the config itself can tell was checked when it was read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.config.schema import Config, Reward
+from hybridengine.rlhf.data import Encoded, EncodedResponse
 from hybridengine.rlhf.generation.tensor_parallel import check_cut
+from hybridengine.rlhf.rewards import comparing_rewards
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import newest_checkpoint, step_of
 from hybridengine.rlhf.training.models import model_directory
@@ -32,6 +35,18 @@ def checked_tokenizer(config: Config) -> Any:
         if path is not None:
             _hf_config(path, {}, name)
     return tokenizer
+
+
+def check_ground_truth(reward: Reward, encoded: Sequence[Encoded | EncodedResponse]) -> None:
+    """Throws UsageError for the first sample without a ground truth that a reward compares with."""
+    names = comparing_rewards(reward)
+    for each in encoded if names else ():
+        if each.sample.ground_truth is None:
+            raise UsageError(
+                f"{each.sample.name()}: there is no ground truth, which reward {names[0]!r} "
+                "compares with. Set data.ground_truth_key to the column that has it, or "
+                "reward.functions to others."
+            )
 
 
 def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:

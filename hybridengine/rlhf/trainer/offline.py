@@ -14,6 +14,7 @@ import torch
 from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, encode_pairs, open_data
+from hybridengine.rlhf.trainer.checks import check_ground_truth
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.rows import Rows
@@ -29,12 +30,14 @@ class Offline:
     eval: Sequence[Encoded] = ()  # there is nothing that generates
 
     def __init__(self, config: Config, tokenizer: Any) -> None:
-        """Throws UsageError on data that is missing, malformed or empty after the filters."""
+        """Throws UsageError on data that is missing, malformed or empty after the filters, or that
+        lacks what rewards need."""
         data = config.data
         self.encoder = PromptEncoder.of(tokenizer, data)
         self._encoded, self.counts = encode_pairs(
             self.encoder, open_data(config, "train"), data.max_response_length
         )
+        check_ground_truth(config.reward, self._encoded)
         serials: dict[tuple[int, ...], int] = {}
         self._groups = [
             serials.setdefault(tuple(each.ids[: each.prompt_length]), len(serials))
@@ -112,5 +115,6 @@ class Offline:
                 ground_truth=[each.sample.ground_truth for each in some],
                 data_source=[each.sample.data_source for each in some],
                 extra=[each.sample.extra for each in some],
+                where=[each.sample.name() for each in some],
             )
         )

@@ -10,9 +10,11 @@ import torch
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, open_data
+from hybridengine.rlhf.trainer.checks import check_ground_truth
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.step import Steps
+from hybridengine.rlhf.trainer.warmup import check_answers
 
 
 class Prompts:
@@ -23,12 +25,15 @@ class Prompts:
     """
 
     def __init__(self, config: Config, tokenizer: Any) -> None:
-        """Throws UsageError on data that is missing, malformed or empty after the filters."""
+        """Throws UsageError on data that is missing, malformed or empty after the filters, or that
+        lacks what rewards or the warm-up need."""
         data = config.data
         self.encoder = PromptEncoder.of(tokenizer, data)
         self.train, self.counts = self.encoder.encode(open_data(config, "train"))
         held_out = open_data(config, "eval")
         self.eval = self.encoder.encode(held_out)[0] if held_out else []
+        check_ground_truth(config.reward, [*self.train, *self.eval])
+        check_answers(config, self.train)
         self._n = config.rollout.n
         self._size = data.train_batch_size
         self._loader = PromptLoader(len(self.train), self._size, config.seed, shuffle=data.shuffle)
@@ -107,6 +112,7 @@ def as_prompts(encoded: Sequence[Encoded], serials: Sequence[int], n: int) -> Ba
             "ground_truth": [each.sample.ground_truth for each, _, _ in rows],
             "data_source": [each.sample.data_source for each, _, _ in rows],
             "extra": [each.sample.extra for each, _, _ in rows],
+            "where": [each.sample.name() for each, _, _ in rows],
         },
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms import group_filter
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
@@ -59,7 +60,7 @@ class Steps:
         self, rows: Rows, lengths: list[int], clock: Clock, parts: list[list[int]] | None = None
     ) -> dict[str, Any]:
         """Fields of Scored for `rows`: those with scores, and the scores. `parts` says which rows
-        go to which rank of the reward's pool."""
+        go to which rank of the reward's pool. Throws UsageError where rewards failed for all."""
         parts = spread(lengths, self._scorers) if parts is None else parts
         shards: list[Any] = [rows.picks(part) for part in parts]
         judged: list[Any] = [None] * len(parts)
@@ -73,13 +74,15 @@ class Steps:
             judged = [columns.picks(part) for part in parts]
         pieces = self.roles.reward.score(list(zip(shards, judged, strict=True)))
         clock.busy("reward", _seconds(pieces))
+        errors = [error for piece in pieces for error in piece.summary["errors"]]
+        _refuse_nothing_but_errors(errors, len(lengths))
         names = pieces[0].summary["parts"] or max((p.summary["parts"] for p in pieces), key=len)
         return {
             "rows": Rows.of(pieces, parts),
             "scores": _by_row(pieces, parts, "scores"),
             "task_scores": _by_row(pieces, parts, "task_scores"),
             "parts": {name: _part_by_row(pieces, parts, name) for name in names},
-            "errors": sum(piece.summary["errors"] for piece in pieces),
+            "errors": len(errors),
         }
 
     def informative(self, scored: Scored) -> Scored:
@@ -123,6 +126,16 @@ class Steps:
         pieces = rollout.generate([prompts.select(part) for part in parts], options, texts)
         clock.busy("rollout", _seconds(pieces))
         return handed, pieces
+
+
+def _refuse_nothing_but_errors(errors: Sequence[str], rows: int) -> None:
+    """Rewards that fail here and there cost their samples; where all fail, every number behind
+    them would be made of zeros that nothing earned."""
+    if rows and len(errors) == rows:
+        raise UsageError(
+            f"rewards failed for all {rows} samples, the first: {errors[0].rstrip('.')}. Mend the "
+            "reward or its data: there is nothing to learn from."
+        )
 
 
 def _shared_parts(

@@ -17,6 +17,8 @@ def warm_up(
 ) -> float | None:
     """`warmup.steps` optimizer steps of cross entropy on the answers: the response of a sample, or
     its ground truth where that is text. Returns the last loss, None without steps."""
+    if not config.warmup.steps:
+        return None
     answers = _answers(train)
     loader = PromptLoader(len(train), config.warmup.batch_size, config.seed)
     loss: float | None = None
@@ -31,6 +33,13 @@ def warm_up(
     return loss
 
 
+def check_answers(config: Config, train: Sequence[Encoded]) -> None:
+    """Throws UsageError where a run with a warm-up has a sample without an answer. One that resumes
+    has had its own."""
+    if config.warmup.steps and not config.run.resume:
+        _answers(train)
+
+
 def _answers(train: Sequence[Encoded]) -> list[str]:
     found = []
     for each in train:
@@ -39,9 +48,8 @@ def _answers(train: Sequence[Encoded]) -> list[str]:
         )
         if not isinstance(answer, str):
             raise UsageError(
-                f"warmup.steps needs answers: sample {each.sample.index} "
-                f"({each.sample.data_source}) has neither a response nor a text as ground truth. "
-                "Set warmup.steps=0."
+                f"warmup.steps needs answers: {each.sample.name()} has neither a response nor a "
+                "text as ground truth. Set warmup.steps=0."
             )
         found.append(answer)
     return found
