@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hybridengine.rlhf.config.loading import load_pairs_config
+from hybridengine.rlhf.logging.metrics import find_metric
 from hybridengine.rlhf.trainer.reward_run import train_reward
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
@@ -49,6 +50,7 @@ def test_what_was_chosen_scores_higher(tmp_path: Path) -> None:
     assert summary["steps"] == 30  # 25 pairs in 3 batches, 10 times
     assert summary["accuracy"] == 1.0 and summary["loss"] < 0.3
     first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert {name for name in first if find_metric(name) is None} == {"step"}
     assert first["reward_model/loss"] == pytest.approx(0.6931, abs=1e-3)  # the head begins at 0
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "hf")

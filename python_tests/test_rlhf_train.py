@@ -13,6 +13,7 @@ from rlhf_small_run import MODEL, SMALL
 from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Cluster as ClusterConfig
+from hybridengine.rlhf.logging.metrics import find_metric
 from hybridengine.rlhf.trainer.run import train
 from hybridengine.rlhf.workers import Cluster
 
@@ -43,7 +44,8 @@ def _run(tmp_path: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
     """The metrics of the steps of a run."""
     config = load_config([*SMALL, f"run.dir={tmp_path}", f"run.name={name}", *overrides])
     assert train(config) == 0
-    rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+    rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").open()]
+    assert {name for row in rows for name in row if find_metric(name) is None} == {"step"}
     return [row for row in rows if "time/step" in row]  # the others are evaluations
 
 

@@ -30,6 +30,7 @@ def train_command(
         bool, typer.Option("--print-config", help="print every key with a line of help, and stop")
     ] = False,
     config_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
+    metrics_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Trains a model by PPO and its family; without arguments, a demo.
 
@@ -62,6 +63,8 @@ def train_command(
 
     if config_markdown:
         typer.echo(command.config_markdown(), nl=False)
+    elif metrics_markdown:
+        typer.echo(command.metrics_markdown(), nl=False)
     elif print_config:
         typer.echo(command.print_config(settings or []), nl=False)
     else:

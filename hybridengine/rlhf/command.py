@@ -62,6 +62,14 @@ def config_markdown() -> str:
     return describe.config_markdown()
 
 
+def metrics_markdown() -> str:
+    """The page docs/metrics.md. Throws UsageError."""
+    _require(_CONFIG_MODULES)
+    from hybridengine.rlhf.logging import metrics
+
+    return metrics.metrics_markdown()
+
+
 def _require(modules: dict[str, str]) -> None:
     """Throws UsageError that names the packages that are missing; imports none."""
     missing = [
