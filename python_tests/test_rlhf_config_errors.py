@@ -93,7 +93,8 @@ def test_an_unknown_key_names_its_section_and_the_nearest(override, error):
         ("trainer.steps=a", "trainer.steps is 'a', not a whole number or null"),
         ("actor.compile=1", "actor.compile is 1, not true or false"),
         ("run.dir={a: 1}", "run.dir is a mapping, not text"),
-        ("data.train_files=a.jsonl", "data.train_files is 'a.jsonl', not a list of texts"),
+        ("data.train_files=3", "data.train_files is 3, not a list of texts"),
+        ("data.train_files=''", "data.train_files is '', not a list of texts"),
         ("rollout.stop=[a, null]", "rollout.stop is ['a', null], not a list of texts"),
         (
             "actor.optimizer.betas=[0.9, x]",
@@ -256,9 +257,17 @@ def test_all_faults_are_named_the_first_one_first(in_file):
 # The demo with these changes is impossible, for this reason and with this mend.
 _COMBINATIONS = [
     (["model.config={}"], "there is no model: ", "Set model.path"),
-    (["model.path=m"], "there are two models: model.path is 'm' ", "Set model.config={}"),
+    (
+        ["preset=demo", "model.path=m"],
+        "there are two models: model.path is 'm' ",
+        "Set model.config={}",
+    ),
     (["data.gym.name=null"], "there is no data: ", "Set one of them."),
-    (["data.train_files=[a]"], "there are two sources of data: ", "Set data.train_files=[]"),
+    (
+        ["preset=demo", "data.train_files=[a]"],
+        "there are two sources of data: ",
+        "Set data.train_files=[]",
+    ),
     (
         ["data.mode=offline", "warmup.steps=0"],
         "data.gym.name is 'chain_sum', but data.mode is offline",
@@ -347,7 +356,7 @@ def test_an_impossible_combination_has_a_mend(overrides, what, mend):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["model.path=m", "model.config={}"],
+        ["preset=demo", "model.path=m", "model.config={}"],
         ["data.max_prompt_length=24"],
         ["data.train_batch_size=192"],
         ["algorithm.advantage=grpo", "rollout.n=2"],

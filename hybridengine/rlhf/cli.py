@@ -35,12 +35,14 @@ def train_command(
     """Trains a model by PPO and its family; without arguments, a demo.
 
     The demo takes three minutes on two CPU cores: a tiny model learns sums
-    and differences of digits. A FILE sets keys over the defaults, KEY=VALUE
-    over the file. `preset=demo` starts from the demo's values.
+    and differences of digits. Its values are taken where neither a FILE nor
+    a model nor data are given, and with `preset=demo`. A FILE sets keys over
+    the defaults, KEY=VALUE over the file.
 
     Examples:
       hybridengine train
       hybridengine train run.name=ci seed=0 trainer.time_limit_s=60
+      hybridengine train model.path=DIRECTORY data.train_files=train.jsonl
       hybridengine train examples/grpo_smollm2.yaml actor.lr=1e-6
       hybridengine train examples/ppo_math.yaml trainer.ranks=4
 

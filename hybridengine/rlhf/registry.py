@@ -75,5 +75,5 @@ class Registry(Generic[Result]):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The most similar known name, or words for having to choose where none is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"the nearest, {matches[0]!r}, or another of these" if matches else "one of these"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridengine.rlhf.config.keys import entries
+from hybridengine.rlhf.config.meanings import nearest_value
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.registry import nearest
 
 # They compare the responses to one prompt with each other.
 _GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline")
@@ -37,7 +37,7 @@ def _names(config: Config) -> Iterator[str]:
         if name not in known[key]:
             yield (
                 f"{key} is {name!r}, not one of {', '.join(known[key])}. Use "
-                f"{nearest(name, known[key])}."
+                f"{nearest_value(key, name, known[key])}."
             )
 
 

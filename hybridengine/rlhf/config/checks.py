@@ -13,8 +13,8 @@ from pathlib import PurePath
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.algorithm_checks import ALGORITHM_RULES
+from hybridengine.rlhf.config.meanings import nearest_value
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.registry import nearest
 
 
 def combination_faults(config: Config) -> list[str]:
@@ -155,7 +155,7 @@ def _loggers(config: Config) -> Iterator[str]:
         if name not in SINKS:
             yield (
                 f"trainer.loggers has {name!r}, not one of {', '.join(SINKS)}. Use "
-                f"{nearest(name, SINKS)}."
+                f"{nearest_value('trainer.loggers', name, SINKS)}."
             )
         elif loggers.count(name) > 1:
             yield f"trainer.loggers has {name!r} more than once. Name it once."

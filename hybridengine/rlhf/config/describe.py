@@ -21,19 +21,21 @@ hybridengine train examples/grpo_smollm2.yaml actor.lr=1e-6 trainer.steps=20
 hybridengine train --print-config             # every key with its value and a line of help
 ```
 
-Later wins: defaults, preset, YAML file, overrides. Without a file and without `preset=` the preset
-is `demo`; with a file it is `none` unless the file or an override names one.
+Later wins: defaults, preset, YAML file, overrides. The preset is `none` with a file, and where
+`model.path`, `model.config` or `data.train_files` is given; else it is `demo`. `preset=` names one.
 
 - A file has one mapping a section: `actor: {lr: 1e-6}`, or the same over several lines. An override
-  names the key with its section: `actor.lr=1e-6`.
+  names the key with its section: `actor.lr=1e-6`; `'actor={lr: 1e-6}'` sets the keys that it has.
 - Values are YAML: `1e-6`, `true`, `null`, `'[a.parquet, b.jsonl]'`, `'{min_terms: 2}'`. Quote
   brackets and braces for the shell. The type of a key decides: `run.name=007` is text. A whole
-  number is a number; nothing else is converted.
+  number is a number, and one text a list of it: `data.train_files=a.jsonl`. Nothing else is
+  converted.
 - A mapping is replaced as a whole, `model.config={}` empties it; `model.config.hidden_size=32`
   changes one entry.
 - `${actor.lr}` in a value is the value of that key. Write `\\${` for the characters themselves.
 - An unknown key, another type, a value out of bounds and a combination that cannot work are errors
-  before anything starts, with key, file and line; the exit code is 2.
+  before anything starts, with key, file and line; the exit code is 2. Names that verl, TRL,
+  OpenRLHF and transformers use are answered with ours.
 - A run keeps its whole config, which can be passed as FILE again."""
 
 

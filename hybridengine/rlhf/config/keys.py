@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridengine.rlhf.config.fields import Key, is_key, key_of
+from hybridengine.rlhf.config.meanings import meant_key
 from hybridengine.rlhf.config.schema import Config
 
 # What a value of each type is called in errors and in the documentation.
@@ -88,10 +89,14 @@ def sections() -> dict[str, str]:
 def similar_keys(name: str) -> list[str]:
     """The keys that someone who wrote `name` may have meant, likeliest first; may be empty.
 
-    A last part that is a key of other sections counts more than similar spelling.
+    What other trainers call a key counts most, then a last part that is a key of other sections,
+    then similar spelling.
     """
     leaf = name.rpartition(".")[2]
     known = list(entries())
+    meant = meant_key(name, known)
+    if meant is not None:
+        return [meant]
     same_leaf = [key for key in known if key.rpartition(".")[2] == leaf]
     if same_leaf:
         top = name.partition(".")[0] + "."

@@ -30,12 +30,16 @@ from hybridengine.rlhf.config.settings import (
 )
 from hybridengine.rlhf.config.values import bounds_fault
 
+# Where one of these is given, no preset is taken unless it is named.
+_OWN = ("model.path", "model.config", "data.train_files")
+
 
 def load_config(arguments: Sequence[str]) -> Config:
     """The config that `arguments` give: the path of a YAML file, if any, then KEY=VALUE.
 
-    The preset is demo where there is neither a file nor a key `preset`. Throws UsageError in one
-    line that names every fault with its key and place, the first one first.
+    The preset is demo where nothing names another: no file, no key `preset`, no model and no data
+    of one's own. Throws UsageError in one line that names every fault with its key and place, the
+    first one first.
     """
     config = _load(arguments, DEMO)
     _stop_on(combination_faults(config))
@@ -62,7 +66,7 @@ def save_config(config: Config, path: str | os.PathLike[str]) -> None:
 def _load(arguments: Sequence[str], preset: str) -> Config:
     """The config, each of its values within bounds. `preset` is that of an empty command line."""
     settings, has_file = _read(arguments)
-    name = settings.value_of("preset") or (NONE if has_file else preset)
+    name = settings.value_of("preset") or (NONE if has_file or _has_own(settings) else preset)
     layers = [Setting("preset", (), name, "preset")]
     values = PRESETS.get(name, {})
     layers += [Setting(key, (), value, "preset") for key, value in values.items()]
@@ -81,6 +85,11 @@ def _read(arguments: Sequence[str]) -> tuple[Settings, bool]:
         read_file(Path(rest.pop(0)), settings)
     read_overrides(rest, settings)
     return settings, has_file
+
+
+def _has_own(settings: Settings) -> bool:
+    """Whether a model or data are given, which are nothing to mix with those of a preset."""
+    return any(settings.value_of(name) for name in _OWN)
 
 
 def _seems_a_file(argument: str) -> bool:

@@ -6,6 +6,7 @@ the right type. Bounds and combinations are checked later, on the whole.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.keys import Entry, either, entries, sections, similar_keys
+from hybridengine.rlhf.config.meanings import instead_of
 from hybridengine.rlhf.config.values import convert, entry_value
 from hybridengine.rlhf.config.yaml_text import Place, compose, is_null, line, set_twice
 
@@ -22,6 +24,7 @@ COMMAND_LINE = "on the command line"
 
 # More keys of a section than this are not listed in an error.
 _MAX_LISTED = 10
+_LISTS_ALL = "`hybridengine train --print-config`"
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Settings:
             self.faults.append(str(error))
 
     def value_of(self, name: str) -> Any:
-        """The last value that the key `name` was given; None if none."""
-        given = [setting.value for setting in self.found if setting.name == name]
+        """The last value that the key `name` was given as a whole; None if none."""
+        given = [each.value for each in self.found if each.name == name and not each.below]
         return given[-1] if given else None
 
 
@@ -76,16 +79,12 @@ def read_file(path: Path, settings: Settings) -> None:
         return
     if not isinstance(root, yaml.MappingNode):
         raise UsageError(f"{path} holds no keys. Write one `key: value` a line.")
-    lines: dict[str, int] = {}
-    for name, key, node in _leaves(root, ""):
-        if name in lines:
-            settings.faults.append(set_twice(name, place, lines[name], line(key)))
-        lines[name] = line(key)
-        settings.read(name, node, place(line(key)))
+    _read_mapping(root, "", place, settings)
 
 
 def read_overrides(arguments: Sequence[str], settings: Settings) -> None:
-    """Adds what arguments KEY=VALUE set; a later one wins."""
+    """Adds what arguments KEY=VALUE set; a later one wins. A mapping for a section sets the keys
+    that it names, as in a file."""
     for argument in arguments:
         name, equals, text = argument.partition("=")
         try:
@@ -97,6 +96,8 @@ def read_overrides(arguments: Sequence[str], settings: Settings) -> None:
             continue
         if node is None:
             settings.faults.append(_no_value(name))
+        elif isinstance(node, yaml.MappingNode) and _holds_keys(name):
+            _read_mapping(node, name + ".", lambda _: COMMAND_LINE, settings)
         else:
             settings.read(name, node, COMMAND_LINE)
 
@@ -121,6 +122,15 @@ def _not_an_override(argument: str) -> str:
     )
 
 
+def _read_mapping(node: yaml.MappingNode, prefix: str, place: Place, settings: Settings) -> None:
+    lines: dict[str, int] = {}
+    for name, key, value in _leaves(node, prefix):
+        if name in lines:
+            settings.faults.append(set_twice(name, place, lines[name], line(key)))
+        lines[name] = line(key)
+        settings.read(name, value, place(line(key)))
+
+
 def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
     """(dotted name, node of its key, node of its value) of what lies below sections.
 
@@ -128,12 +138,19 @@ def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Nod
     """
     for key, value in node.value:
         name = f"{prefix}{key.value}"
-        if name not in sections():
-            yield name, key, value
-        elif isinstance(value, yaml.MappingNode):
+        if isinstance(value, yaml.MappingNode) and _holds_keys(name):
             yield from _leaves(value, name + ".")
-        elif not is_null(value):
+        elif name not in sections() or not is_null(value):
             yield name, key, value
+
+
+def _holds_keys(name: str) -> bool:
+    """Whether a mapping of this name is read as a section: it is one, or nothing that we know, as
+    `actor_rollout_ref`, whose keys then say what was meant."""
+    if name in sections():
+        return True
+    known = name in entries() or _mapping_above(name) is not None
+    return not known and not similar_keys(name) and not _similar_sections(name)
 
 
 def _setting(name: str, node: yaml.Node, place: str) -> Setting:
@@ -165,13 +182,38 @@ def _unknown(name: str, place: str) -> str:
     if section in entries():
         entry = entries()[section]
         return f"{name} is no key: {section} is {entry.words} ({place}). Set {section} itself."
-    meant = similar_keys(name)
+    return f"{_no_key(name, section)} ({place}). {_mend(name, section)}"
+
+
+def _no_key(name: str, section: str) -> str:
+    if section in sections():
+        return f"{name} is no key of section {section}"
+    return f"{name} is no key" + (f": there is no section {section}" if section else "")
+
+
+def _mend(name: str, section: str) -> str:
+    """What to write instead of the key `name`, which `section` does not have."""
+    instead = instead_of(name)
+    if instead is not None:
+        return f"Leave it out: {instead}."
+    meant = similar_keys(name) or _similar_sections(name)
+    if meant:
+        return f"Use {either(meant)}."
     if section in sections():
         keys = [entry.name for entry in entries().values() if entry.section == section]
-        mend = either(meant or keys[:_MAX_LISTED])
-        return f"{name} is no key of section {section} ({place}). Use {mend}."
-    if section:
-        mend = f"Use {either(meant or list(sections())[:_MAX_LISTED])}."
-        return f"{name} is no key: there is no section {section} ({place}). {mend}"
-    mend = f"Use {either(meant)}." if meant else "`hybridengine train --print-config` lists all."
-    return f"{name} is no key ({place}). {mend}"
+        return f"Use {_some_of(keys)}."
+    return f"Use {_some_of(list(sections()))}." if section else f"{_LISTS_ALL} lists all."
+
+
+def _some_of(names: Sequence[str]) -> str:
+    """ "a, b or c"; of many the first ones, and how many more there are."""
+    if len(names) <= _MAX_LISTED:
+        return either(names)
+    more = len(names) - _MAX_LISTED
+    return f"{', '.join(names[:_MAX_LISTED])} or one of {more} more, which {_LISTS_ALL} lists"
+
+
+def _similar_sections(name: str) -> list[str]:
+    """The section as deep as `name` that is spelt much like it, if there is one."""
+    as_deep = [section for section in sections() if section.count(".") == name.count(".")]
+    return difflib.get_close_matches(name, as_deep, n=1, cutoff=0.75)

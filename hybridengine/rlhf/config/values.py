@@ -1,7 +1,7 @@
 """values: from a YAML node to the value of a key, by the type and bounds of the key.
 
 The type decides: 007 is the text "007" for a key that holds text. No value is converted silently
-besides a whole number to a number.
+besides a whole number to a number, and one text to a list of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.keys import Entry
+from hybridengine.rlhf.config.meanings import nearest_value
 from hybridengine.rlhf.config.yaml_text import is_null, one_line, plain
-from hybridengine.rlhf.registry import nearest
 
 # What OmegaConf takes for a value that is not there; it would fall back to the default.
 _MISSING = "???"
@@ -47,6 +47,9 @@ def convert(entry: Entry, node: yaml.Node, place: str) -> Any:
     try:
         return _by_kind(entry.kind, node)
     except (ValueError, OverflowError, yaml.YAMLError):
+        if entry.kind == list[str] and _has_commas(node):
+            shown = f"{entry.name} is {_shown_node(node)}, one text and not a list"
+            raise UsageError(f"{shown} ({place}). Use {entry.name}=[{node.value}].") from None
         raise UsageError(_type_fault(entry, _shown_node(node), place)) from None
 
 
@@ -67,7 +70,7 @@ def bounds_fault(entry: Entry, value: Any, place: str) -> str | None:
     if key.choices and value not in key.choices:
         return (
             f"{entry.name} is {value!r}, not one of {', '.join(key.choices)} ({place}). "
-            f"Use {nearest(value, key.choices)}."
+            f"Use {nearest_value(entry.name, value, key.choices)}."
         )
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
@@ -94,6 +97,8 @@ def _by_kind(kind: Any, node: yaml.Node) -> Any:
             raise ValueError
         return node.value
     if kind in (list[str], list[float]):
+        if kind == list[str] and _is_one_text(node):
+            return [node.value]
         if not isinstance(node, yaml.SequenceNode):
             raise ValueError
         return [_by_kind(str if kind == list[str] else float, item) for item in node.value]
@@ -103,6 +108,17 @@ def _by_kind(kind: Any, node: yaml.Node) -> Any:
     if type(value) is not kind:
         raise ValueError
     return value
+
+
+def _is_one_text(node: yaml.Node) -> bool:
+    """Whether it stands for a list of itself. Commas without quotes are meant as a list of more."""
+    if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(":str"):
+        return False
+    return node.value not in ("", _MISSING) and not _has_commas(node)
+
+
+def _has_commas(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None and "," in node.value
 
 
 def _free(node: yaml.Node) -> Any:
