@@ -14,6 +14,7 @@ from hybridengine.rlhf.trainer.placement import (
 pytestmark = pytest.mark.python
 
 _ALL = ["actor", "reward", "rollout", "reference", "critic"]
+_OFFLINE = ["preset=demo", "data.gym.name=null", "data.train_files=[f]", "data.mode=offline"]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ _ALL = ["actor", "reward", "rollout", "reference", "critic"]
         (["actor.lora.enable=true"], ["actor", "reward", "rollout", "critic"]),
         (["actor.lora.enable=true", "reference.path=m"], _ALL),
         (
-            ["data.gym.name=null", "data.train_files=[f]", "data.mode=offline", "warmup.steps=0"],
+            [*_OFFLINE, "warmup.steps=0"],
             ["actor", "reward", "reference", "critic"],
         ),
     ],

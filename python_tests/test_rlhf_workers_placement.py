@@ -78,6 +78,12 @@ def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
             PlacementError, match=r"asks for 3 ranks of 1 CPU; available are 2 of 2"
         ):
             Pool.create(cluster, "train", 3)
+        with pytest.raises(PlacementError, match=r"or for less .*: cluster\.cpus_per_rank=0\.33\."):
+            Pool.create(cluster, "train", 6)
+        with pytest.raises(PlacementError, match=r"less of a CPU each \(cluster\.cpus_per_rank\)"):
+            Pool.create(cluster, "train", 500)
+        with pytest.raises(PlacementError, match=r"Use trainer\.device=cpu \(or auto\)\.$"):
+            Pool.create(cluster, "train", 1, gpus_per_rank=1)
         with pytest.raises(PlacementError, match=r"actor asks for 2 .* rollout asks for 2 "):
             create_pools(cluster, {"actor": PoolSpec(2), "rollout": PoolSpec(2)})
         with pytest.raises(PlacementError, match=r"1 ranks of 1 CPU and 1 GPU; .* 0 of 0 GPU"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.logging.visible import rows_of, visible
@@ -32,12 +33,13 @@ _LEFT = {
 def announce(
     screen: Console, config: Config, roles: Sequence[str], counts: Counts, folder: Path
 ) -> None:
-    """The run's folder, who trains on how many ranks, and on what."""
+    """The run's folder, the preset where there is one, who trains on how many ranks, on what."""
     trainer = config.trainer
+    preset = "" if config.preset == NONE else f"preset {config.preset}, "
     screen.print(str(folder), soft_wrap=True)
     say(
         screen,
-        f"{config.algorithm.advantage} on {counted(trainer.ranks, 'rank')} "
+        f"{preset}{config.algorithm.advantage} on {counted(trainer.ranks, 'rank')} "
         f"({trainer.placement}): {', '.join(roles)}",
     )
     limit = "" if trainer.time_limit_s is None else f", at most {trainer.time_limit_s:g} s"

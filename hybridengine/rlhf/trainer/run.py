@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.loading import save_config
+from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import open_screen, open_sinks
 from hybridengine.rlhf.trainer import artifacts, report
@@ -148,7 +149,8 @@ def open_folder(config: Config) -> Path:
     """The run's folder, new unless it resumes. Throws UsageError if a run of that name is there."""
     name = config.run.name
     if name is None:
-        name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+        kind = "run" if config.preset == NONE else config.preset
+        name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.run.dir) / name
     check_resumable(config, folder)
     if folder.exists() and any(folder.iterdir()) and not config.run.resume:

@@ -13,6 +13,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from hybridengine._core import UsageError
 
+# Of a CPU for a rank: with less, ranks are slower than fewer of them.
+_LEAST_SHARE = 0.1
+
 
 class PlacementError(UsageError):
     """Pools ask for more than the cluster has, or has free. Nothing stays reserved."""
@@ -102,10 +105,24 @@ def _message(specs: Mapping[str, PoolSpec], what: str, free: Mapping[str, float]
     )
     each = ", ".join(f"{host.get('CPU', 0.0):g} CPU" for host in hosts)
     spread = f" on {len(hosts)} hosts with {each}" if len(hosts) > 1 else ""
-    return (
-        f"{what}: {asked}; available are {there_is}{spread}. Ask for fewer ranks (trainer.ranks, "
-        f"rollout_ranks, aux_ranks), or for less of a CPU each (cluster.cpus_per_rank)."
-    )
+    return f"{what}: {asked}; available are {there_is}{spread}. {_mend(specs, hosts)}"
+
+
+def _mend(specs: Mapping[str, PoolSpec], hosts: list[dict[str, Any]]) -> str:
+    """What to ask for instead, with a number where one is enough."""
+    gpus = sum(host.get("GPU", 0.0) for host in hosts)
+    wanted = sum(spec.num_ranks * spec.gpus_per_rank for spec in specs.values())
+    if wanted > gpus:
+        fewer = "" if gpus == 0 else ", or ask for fewer ranks (trainer.ranks)"
+        return f"Use trainer.device=cpu (or auto){fewer}."
+    cpus = sum(host.get("CPU", 0.0) for host in hosts)
+    ranks = sum(spec.num_ranks for spec in specs.values())
+    share = math.floor(100 * cpus / ranks) / 100
+    least = max(spec.cpus_per_rank for spec in specs.values())
+    less = "for less of a CPU each (cluster.cpus_per_rank)"
+    if len(hosts) == 1 and _LEAST_SHARE <= share < least:
+        less = f"for less of a CPU each: cluster.cpus_per_rank={share:g}"
+    return f"Ask for fewer ranks (trainer.ranks, rollout_ranks, aux_ranks), or {less}."
 
 
 def _hosts() -> list[dict[str, Any]]:
