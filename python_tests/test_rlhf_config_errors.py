@@ -139,30 +139,6 @@ def test_the_example_of_a_mend_is_the_default():
     assert _error("rollout.stop=3").endswith("Use a list of texts, e.g. rollout.stop=[a, b].")
 
 
-@pytest.mark.parametrize(
-    ("override", "error"),
-    [
-        (
-            "data.mode=onlin",
-            "data.mode is 'onlin', not one of online, offline {}. Use the nearest, 'online', or "
-            "another of these.",
-        ),
-        (
-            "preset=dem",
-            "preset is 'dem', not one of none, demo {}. Use the nearest, 'demo', or another "
-            "of these.",
-        ),
-        (
-            "trainer.placement=x",
-            "trainer.placement is 'x', not one of colocate, split, standalone, auto {}. Use "
-            "one of these.",
-        ),
-    ],
-)
-def test_a_word_that_is_no_choice_lists_them(override, error):
-    assert _error(override) == error.format(_HERE)
-
-
 @pytest.mark.parametrize("argument", ["seed", "=3"])
 def test_an_override_without_key_or_value(argument):
     assert argument in _error("actor.lr=1", argument)

@@ -104,6 +104,30 @@ def test_a_value_of_another_trainer_is_answered_with_ours(override, ours):
     assert _error(override).endswith(f"Use {ours!r}, or another of these.")
 
 
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        (
+            "data.mode=onlin",
+            "data.mode is 'onlin', not one of online, offline {}. Use the nearest, 'online', or "
+            "another of these.",
+        ),
+        (
+            "preset=dem",
+            "preset is 'dem', not one of none, demo {}. Use the nearest, 'demo', or another "
+            "of these.",
+        ),
+        (
+            "trainer.placement=x",
+            "trainer.placement is 'x', not one of colocate, split, standalone, auto {}. Use "
+            "one of these.",
+        ),
+    ],
+)
+def test_a_word_that_is_no_choice_lists_them(override, error):
+    assert _error(override) == error.format("(on the command line)")
+
+
 def test_where_one_value_is_legal_there_is_no_other():
     assert _error("rollout.engine=vllm").endswith("Use 'builtin'.")
 
