@@ -70,7 +70,7 @@ def tell(folder: Path) -> None:
         (folder / name).write_text("something")
     (folder / "samples.jsonl").touch()
     (folder / "checkpoints").mkdir()
-    summary = Summary(0.2552, 0.4412, 1.0, 1, 26.2, 0.003, 0.2, 42159.4)
+    summary = Summary(0.2552, 0.4412, 1.0, 1, 26.2, 0.003, 0.2, 42159.4, 12)
     report.conclude(screen, summary, _SAMPLES, folder)
 
 

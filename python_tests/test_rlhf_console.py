@@ -13,7 +13,7 @@ from terminal import run_in_terminal, shown
 
 from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns, count_of_bytes
 from hybridengine.rlhf.logging.screen import PLAIN_WIDTH
-from hybridengine.rlhf.logging.visible import cut, rows_of, visible
+from hybridengine.visible import cut, rows_of, visible
 
 pytestmark = pytest.mark.python
 
@@ -125,3 +125,29 @@ def test_cells_are_cut_by_what_they_take_on_the_screen() -> None:
     rows = rows_of([["prompt", "x"], ["e\u0301" * 3, "y"], ["多" * 30, "z" * 90]], 40)
     assert all(cell_len(row) <= 40 for row in rows)
     assert [row.index(mark) for row, mark in zip(rows[:2], "xy", strict=True)] == [21, 24]
+
+
+_RANKS = """
+import sys
+from pathlib import Path
+
+from hybridengine.rlhf import command
+
+try:
+    command.train(["run.name=a", "model.config={}", "model.path=/nowhere"])
+except Exception as error:
+    assert "/nowhere" in str(error), error
+from ray._private.worker import print_to_stdstream
+for pid in (1, 2, 3):
+    data = {"pid": pid, "actor_name": "train/0", "ip": "", "localhost": "", "is_err": True}
+    print_to_stdstream({**data, "lines": ["a word"]}, False)
+"""
+
+
+def test_lines_of_ranks_have_colors_only_where_they_are_wanted() -> None:
+    command = [sys.executable, "-c", _RANKS]
+    plain = [f"(train/0 pid={pid}) a word" for pid in (1, 2, 3)]
+    piped = subprocess.run(command, env=_env(), stderr=subprocess.PIPE, check=True)
+    assert piped.stderr.decode().splitlines() == plain
+    assert run_in_terminal(command, 80, 24, _env(NO_COLOR="1")).splitlines() == plain
+    assert "\x1b[36m(train/0 pid=1)\x1b[0m a word" in run_in_terminal(command, 80, 24, _env())

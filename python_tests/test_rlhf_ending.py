@@ -21,6 +21,7 @@ _SUMMARY = Summary(
     reshard_share=0.1,
     controller_share=0.1,
     tokens_per_second=None,
+    reward_errors=0,
 )
 
 
@@ -46,10 +47,10 @@ def test_the_last_lines_say_what_was_learned_and_what_is_left(tmp_path: Path) ->
 
 def test_the_last_lines_say_why_a_run_ended_early_and_break_no_path(tmp_path: Path) -> None:
     (tmp_path / "reward.png").write_text("something")
-    short = Summary(0.25, 0.25, None, 1, 60.4, 0.1, 0.1, None)
+    short = Summary(0.25, 0.25, None, 1, 60.4, 0.1, 0.1, None, 1)
     assert _said(short, Ending(1, 100000, 60.0), tmp_path, 30) == [
         "reward 0.250 -> 0.250 in 1",
-        "  step, 60 s",
+        "  step, 60 s, 1 reward failed",
         "trainer.time_limit_s=60 ended",
         "  it before step 100000",
         "runs/a/reward.png",

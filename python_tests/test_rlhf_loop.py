@@ -182,14 +182,22 @@ def test_rewards_that_fail_for_all_samples_end_the_run(
     assert run.loop.history == []
 
 
-def test_rewards_that_fail_for_some_samples_cost_those(tmp_path: Path) -> None:
-    config = _config(tmp_path, "trainer.steps=1", "algorithm.advantage=grpo")
+def test_rewards_that_fail_for_some_samples_cost_those_and_are_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(tmp_path, "trainer.steps=2", "algorithm.advantage=grpo")
     text = _REWARD.replace("return", "return None if solution_str.islower() else")
     (tmp_path / "reward.py").write_text(text)
     with rlhf_local_roles.one_rank(tmp_path) as context:
         run = _Run(config, context, tmp_path)
-        assert run.rewards() == [0.0]
-    assert 0 < run.loop.history[0]["reward/errors"] < 128
+        assert run.rewards() == [0.0, 0.0]
+    assert all(0 < metrics["reward/errors"] < 128 for metrics in run.loop.history)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "failed" in line]
+    count = int(run.loop.history[0]["reward/errors"])
+    assert len(lines) == 1 and lines[0].startswith(
+        f"hybridengine: {count} of 128 samples have reward 0 since it failed; the first: "
+        f"{tmp_path}/data.jsonl:"
+    )
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

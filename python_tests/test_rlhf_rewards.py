@@ -134,6 +134,7 @@ def test_rewards_are_added_with_weights_and_all_parts_are_shown(tmp_path: Path) 
         ("return {'score': [1]}", r"returned \[1\], not a number\."),
         ("return 1 / 0", r"raised ZeroDivisionError at .*mine\.py:2: division by zero"),
         ("raise SystemExit(3)", r"raised SystemExit at .*mine\.py:2: 3"),
+        (r"raise ValueError('\x1b[31m' + solution_str)", r"raised .*: \\x1b\[31m4"),
     ],
 )
 def test_what_a_bad_reward_does_names_sample_and_function(

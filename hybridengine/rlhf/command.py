@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from collections.abc import Sequence
 
 from hybridengine._core import UsageError
@@ -29,6 +31,7 @@ def train(arguments: Sequence[str]) -> int:
     from hybridengine.rlhf.config.loading import load_config
 
     config = load_config(arguments)
+    _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.run import train as run_trainer
 
     return run_trainer(config)
@@ -40,6 +43,7 @@ def train_reward(arguments: Sequence[str]) -> int:
     from hybridengine.rlhf.config.loading import load_pairs_config
 
     config = load_pairs_config(arguments)
+    _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.reward_run import train_reward as run_trainer
 
     return run_trainer(config)
@@ -68,6 +72,16 @@ def metrics_markdown() -> str:
     from hybridengine.rlhf.logging import metrics
 
     return metrics.metrics_markdown()
+
+
+def _leave_lines_of_ranks_plain() -> None:
+    """Ray colours what ranks write, and what it adds to lines that repeat, wherever they go. Where
+    colours are not wanted they pass as they are. Must be called before Ray is imported."""
+    from hybridengine.rlhf.logging.screen import wants_colors
+
+    if not wants_colors(sys.stderr):
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 def _require(modules: dict[str, str]) -> None:

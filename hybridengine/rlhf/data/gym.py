@@ -23,8 +23,10 @@ class GymDataset(Sequence[Sample]):
     entry {question, answer, metadata}, which its scorer needs.
     """
 
-    def __init__(self, name: str, entries: Any, prompt_key: str) -> None:
+    def __init__(self, name: str, entries: Any, prompt_key: str, kind: str = "sample") -> None:
+        """`kind`: how errors call a sample."""
         self._name, self._entries, self._prompt_key = name, entries, prompt_key
+        self._kind = kind
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,12 +49,13 @@ class GymDataset(Sequence[Sample]):
             ground_truth=entry["answer"],
             data_source=self._name,
             extra=entry,
-            where=f"{self._name}, sample {index}",
+            where=f"{self._name}, {self._kind} {index}",
         )
 
 
-def make_gym(gym: Gym, seed: int) -> GymDataset:
-    """The samples that `gym` describes. Ranges of seeds that overlap share samples.
+def make_gym(gym: Gym, seed: int, kind: str = "sample") -> GymDataset:
+    """The samples that `gym` describes. Ranges of seeds that overlap share samples. `kind`: how
+    errors call a sample.
 
     `gym.prompt_key`: "question", a key of the entry's metadata, or a format such as
     "{expression} = " over the metadata and the question.
@@ -73,7 +76,7 @@ def make_gym(gym: Gym, seed: int) -> GymDataset:
         made = settings(**gym.options, size=gym.size, seed=seed)
         if hasattr(made, "validate"):
             made.validate()
-        samples = GymDataset(gym.name, make(config=made), gym.prompt_key)
+        samples = GymDataset(gym.name, make(config=made), gym.prompt_key, kind)
         samples[0]
     except (AssertionError, TypeError, ValueError) as error:
         raise UsageError(

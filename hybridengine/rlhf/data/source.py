@@ -41,7 +41,8 @@ def open_data(config: Config, split: Literal["train", "eval"]) -> Sequence[Sampl
     start = _first_seed(config.seed)
     if split == "train":
         return make_gym(data.gym, start)
-    return make_gym(dataclasses.replace(data.gym, size=data.eval_size), start + _HALF)
+    held_out = dataclasses.replace(data.gym, size=data.eval_size)
+    return make_gym(held_out, start + _HALF, "evaluation sample")
 
 
 def _first_seed(seed: int) -> int:

@@ -11,7 +11,7 @@ import selectors
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 from hybridengine._core import UsageError
@@ -31,12 +31,9 @@ class RewardProcesses:
     They end with `close()`, with this object, or with this process, however it dies.
     """
 
-    def __init__(self, config: Reward, log: Callable[[str], None]) -> None:
-        """Starts them without waiting. `log` gets a line for each call with failed samples.
-
-        Throws UsageError as `check` does.
-        """
-        self._config, self._log = config, log
+    def __init__(self, config: Reward) -> None:
+        """Starts them without waiting. Throws UsageError as `check` does."""
+        self._config = config
         self._num_rewards = len(Scorer.from_config(config))
         self._selector = selectors.DefaultSelector()
         self._processes: set[RewardProcess] = set()
@@ -67,11 +64,6 @@ class RewardProcesses:
         except BaseException:
             self.close()
             raise
-        if task.failed:
-            self._log(
-                f"{len(task.failed)} of {len(items)} samples have reward 0 since it failed; "
-                f"the first: {task.failed[0]}"
-            )
         return task.results()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridengine.rlhf.config.schema import Reward
 from hybridengine.rlhf.rewards.binding import Term, bind_rewards
+from hybridengine.visible import visible
 
 if TYPE_CHECKING:
     import asyncio
@@ -140,7 +141,8 @@ def _finite(value: Any) -> float:
 def _describe(error: BaseException) -> str:
     """What a reward did, in one line."""
     if isinstance(error, _BadReturn):
-        return f"{error}."
+        return visible(f"{error}.")
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
-    return f"raised {type(error).__name__}{place}: {' '.join(str(error).split())[:_MESSAGE]}"
+    message = visible(" ".join(str(error).split()))[:_MESSAGE]  # it may quote a response
+    return f"raised {type(error).__name__}{place}: {message}"

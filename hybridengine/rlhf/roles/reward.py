@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ class RewardRole(Role):
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
-        self._processes = RewardProcesses(config.reward, self._warn)
+        self._processes = RewardProcesses(config.reward)
         self._kept = open_rollouts(context, config) if config.trainer.save_rollouts else None
 
     @dispatch("by_rank", returns="reference")
@@ -78,6 +77,3 @@ class RewardRole(Role):
             buffer=algorithm.overlong_buffer,
             factor=algorithm.overlong_factor,
         )
-
-    def _warn(self, text: str) -> None:
-        sys.stderr.write(f"reward, rank {self.context.rank}: {text}\n")

@@ -27,6 +27,7 @@ class Summary:
     reshard_share: float  # of the time of all steps
     controller_share: float  # of the time of all steps, in which no role computed
     tokens_per_second: float | None  # generated, over the time of generation
+    reward_errors: int  # samples that a reward failed on, in all steps
 
 
 def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
@@ -48,6 +49,7 @@ def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
         reshard_share=total("time/reshard") / step_seconds,
         controller_share=total("time/controller") / step_seconds,
         tokens_per_second=total("rollout/tokens") / generating if generating else None,
+        reward_errors=int(total("reward/errors")),
     )
 
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
-from hybridengine.rlhf.logging.visible import rows_of, visible
 from hybridengine.rlhf.trainer.artifacts import Sample, Summary
+from hybridengine.visible import rows_of, visible
 
 # What a run may leave, and what it is for.
 _LEFT = {
@@ -57,13 +57,16 @@ def conclude(
     then what it left."""
     if samples:
         _show(screen, samples)
-    ratio = summary.reshard_received_over_bound
-    say(
-        screen,
+    facts = [
         f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in "
-        f"{counted(summary.steps, 'step')}, {summary.seconds:.0f} s"
-        + ("" if ratio is None else f", reshard {ratio:.2f} of the bound"),
-    )
+        f"{counted(summary.steps, 'step')}",
+        f"{summary.seconds:.0f} s",
+    ]
+    if summary.reshard_received_over_bound is not None:
+        facts.append(f"reshard {summary.reshard_received_over_bound:.2f} of the bound")
+    if summary.reward_errors:
+        facts.append(f"{counted(summary.reward_errors, 'reward')} failed")
+    say(screen, ", ".join(facts))
     say(screen, ending or "all steps are done")
     list_files(screen, folder)
 

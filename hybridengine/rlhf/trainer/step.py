@@ -23,6 +23,7 @@ from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.learn import Learner
 from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.placement import Roles
+from hybridengine.rlhf.trainer.reward_failures import RewardFailures
 from hybridengine.rlhf.trainer.rows import Rows
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.workers import Pending, Reference
@@ -34,6 +35,7 @@ class Steps:
     def __init__(self, config: Config, roles: Roles) -> None:
         self.config, self.roles = config, roles
         self.learn = Learner(config, roles).learn
+        self._failures = RewardFailures()
         self._filter = group_filter.get(config.algorithm.group_filter)
 
     def respond(
@@ -76,6 +78,7 @@ class Steps:
         clock.busy("reward", _seconds(pieces))
         errors = [error for piece in pieces for error in piece.summary["errors"]]
         _refuse_nothing_but_errors(errors, len(lengths))
+        self._failures.tell(errors, len(lengths))
         names = pieces[0].summary["parts"] or max((p.summary["parts"] for p in pieces), key=len)
         return {
             "rows": Rows.of(pieces, parts),
