@@ -19,6 +19,7 @@ from rich.text import Text
 from hybridengine import _core
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
+from hybridengine.command_line import NO_VALUE, Command, CommandLineError, Group, wrong_call
 from hybridengine.job import RankOutcome, ReshardJob, run_job
 from hybridengine.launch import end_fork_server, run_local
 from hybridengine.models import Model, model_names, resolve
@@ -34,24 +35,38 @@ _MAX_LOCAL_RANKS = 256
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
-# What typer raises on a command line that it cannot read.
-_CommandLineError: Any = typer.BadParameter.__base__
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
 
 ModelOption = Annotated[
-    str, typer.Option(help="a name (see below) or the directory of a HF checkpoint or config.json")
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="a name (see below) or the directory of a HF checkpoint or config.json",
+    ),
 ]
-SrcOption = Annotated[str, typer.Option(help="layout of the source, e.g. 'fsdp2(6)'")]
+SrcOption = Annotated[
+    str, typer.Option(metavar="LAYOUT", help="layout of the source, e.g. 'fsdp2(6)'")
+]
 DstOption = Annotated[
-    str, typer.Option(help="layout of the destination, e.g. 'vllm(tp=3,dp=2)@0-5'")
+    str,
+    typer.Option(metavar="LAYOUT", help="layout of the destination, e.g. 'vllm(tp=3,dp=2)@0-5'"),
 ]
 DtypeOption = Annotated[
-    str | None, typer.Option(help="convert floating tensors on the way, e.g. bfloat16")
+    str | None,
+    typer.Option(metavar="TYPE", help="convert floating tensors on the way, e.g. bfloat16"),
 ]
-BucketOption = Annotated[str, typer.Option(help="bytes of a bucket: 32M, 512K, 1G or a number")]
+BucketOption = Annotated[
+    str, typer.Option(metavar="SIZE", help="bytes of a bucket: 32M, 512K, 1G or a number")
+]
 JsonOption = Annotated[
-    str | None, typer.Option("--json", help="write the numbers to this file; - is stdout")
+    str | None,
+    typer.Option("--json", metavar="FILE", help="write the numbers to this file; - is stdout"),
 ]
 
 
@@ -69,8 +84,8 @@ def run(arguments: list[str]) -> int:
         if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
         return code
-    except _CommandLineError as error:
-        return _stop(USAGE, f"{error.format_message().rstrip('.')}. See hybridengine --help.")
+    except CommandLineError as error:
+        return _stop(USAGE, wrong_call(error, arguments))
     except UsageError as error:
         return _stop(USAGE, str(error))
     except (TransportError, CommTimeoutError) as error:
@@ -82,7 +97,9 @@ def run(arguments: list[str]) -> int:
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar=NO_VALUE, help="print the version")
+    ] = False,
 ) -> None:
     """Moves exactly the weight bytes that each rank lacks, from one sharding to another."""
     if version:
@@ -91,21 +108,28 @@ def root(
         typer.echo(context.get_help())
 
 
-@app.command(name="reshard", epilog=f"Models: {', '.join(model_names())}.")
+@app.command(name="reshard", cls=Command, epilog=f"Models: {', '.join(model_names())}.")
 def reshard_command(
     model: ModelOption,
     src: SrcOption,
     dst: DstOption,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="compare every element with the checkpoint, by its bits"),
+        typer.Option(
+            "--verify",
+            metavar=NO_VALUE,
+            help="compare every element with the checkpoint, by its bits",
+        ),
     ] = False,
     json_path: JsonOption = None,
     bucket: BucketOption = "32M",
     dtype: DtypeOption = None,
-    transport: Annotated[str, typer.Option(help="auto, or one that `info` lists")] = "auto",
+    transport: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, or one that `info` lists")
+    ] = "auto",
     timeout: Annotated[
-        float | None, typer.Option(help="seconds without progress after which it fails")
+        float | None,
+        typer.Option(metavar="SECONDS", help="seconds without progress after which it fails"),
     ] = None,
 ) -> None:
     """Reshards a checkpoint between processes of this host, one per rank."""
@@ -114,7 +138,7 @@ def reshard_command(
     _core.check_env()
     _check_json_path(json_path)
     found = resolve(model)
-    job = ReshardJob(model, src, dst, dtype, parse_size(bucket), verify)
+    job = ReshardJob(model, src, dst, dtype, _bucket_bytes(bucket), verify)
     schedule = plan(found.spec, src, dst, dtype=dtype, bucket_bytes=job.bucket_bytes)
     _check_weights(found)
     outcomes = _run(job, found, None if transport == "auto" else transport, timeout)
@@ -128,7 +152,7 @@ def reshard_command(
         raise typer.Exit(DIFFERENT)
 
 
-@app.command(name="plan", epilog=f"Models: {', '.join(model_names())}.")
+@app.command(name="plan", cls=Command, epilog=f"Models: {', '.join(model_names())}.")
 def plan_command(
     model: ModelOption,
     src: SrcOption,
@@ -143,7 +167,7 @@ def plan_command(
     _check_json_path(json_path)
     spec = resolve(model).spec
     source, target = bind_both(spec, src, dst, dtype)
-    schedule = plan(spec, source, target, bucket_bytes=parse_size(bucket))
+    schedule = plan(spec, source, target, bucket_bytes=_bucket_bytes(bucket))
     facts = plan_facts(model, source, target, schedule)
     if json_path is not None:
         _write_json(json_path, facts)
@@ -151,11 +175,16 @@ def plan_command(
         render_plan(facts, Console())
 
 
-@app.command(name="info")
+@app.command(name="info", cls=Command)
 def info_command(
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar=NO_VALUE, help="print JSON")] = False,
     environment_markdown: Annotated[
-        bool, typer.Option(help="print docs/environment.md: every variable and its meaning")
+        bool,
+        typer.Option(
+            "--environment-markdown",
+            metavar=NO_VALUE,
+            help="print docs/environment.md: every variable and its meaning",
+        ),
     ] = False,
 ) -> None:
     """Says what this installation is and can do here."""
@@ -171,8 +200,8 @@ def info_command(
         info.render(facts, Console())
 
 
-app.command(name="train", epilog=rlhf_cli.EPILOG)(rlhf_cli.train_command)
-app.command(name="train-reward", epilog=rlhf_cli.EPILOG)(rlhf_cli.train_reward_command)
+app.command(name="train", cls=Command, epilog=rlhf_cli.EPILOG)(rlhf_cli.train_command)
+app.command(name="train-reward", cls=Command, epilog=rlhf_cli.EPILOG)(rlhf_cli.train_reward_command)
 
 
 @app.command(
@@ -199,6 +228,13 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is no size. Write 33554432, 512K, 32M or 1G.")
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _bucket_bytes(text: str) -> int:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"--bucket: {error}") from None
 
 
 def _check_weights(model: Model) -> None:

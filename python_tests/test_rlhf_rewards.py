@@ -181,6 +181,9 @@ def test_a_config_without_functions_is_that_of_a_reward_model() -> None:
     [
         ("def score(data_source, solution_str, ground_truth, extra_info): ...", "scores",
          r"has no 'scores': it has score\. Use the nearest, 'score'"),
+        ("def none(): ...\ndef length(): ...", "nosuch",
+         r"has no 'nosuch': it has none, length\. Use one of these\."),
+        ("score = 3", "nosuch", r"it has no function\. Define nosuch there\."),
         ("score = 3", "score", "'score' of .* is a int, not a function"),
         ("def score(solution): ...", "score", r"\(solution\) of .* cannot be called with data_"),
         ("def score(data_source, solution_str, ground_truth, extra_info, more): ...", "score",

@@ -5,11 +5,13 @@ Importing this imports nothing of the trainer, so that `hybridengine --help` ans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from hybridengine import _core
+from hybridengine.command_line import NO_VALUE
 from hybridengine.signals import exit_on_sigterm
 
 EPILOG = "Every key: docs/config.md, or hybridengine train --print-config."
@@ -19,7 +21,7 @@ _Settings = Annotated[
     typer.Argument(
         metavar="FILE|KEY=VALUE",
         help="a YAML file first, if any, then keys that override it",
-        show_default=False,
+        hidden=True,  # its row would show a type; the usage line has it
     ),
 ]
 
@@ -27,9 +29,14 @@ _Settings = Annotated[
 def train_command(
     settings: _Settings = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print every key with a line of help, and stop")
+        bool,
+        typer.Option(
+            "--print-config",
+            metavar=NO_VALUE,
+            help="print every key with a line of help, and stop",
+        ),
     ] = False,
-    config_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
+    config_markdown: Annotated[bool, typer.Option("--config-markdown", hidden=True)] = False,
     metrics_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Trains a model by PPO and its family; without arguments, a demo.
@@ -86,3 +93,24 @@ def train_reward_command(settings: _Settings = None) -> None:
     _core.check_env()
     with exit_on_sigterm():
         raise typer.Exit(command.train_reward(settings or []))
+
+
+def not_an_option(option: str, arguments: Sequence[str]) -> str:
+    """A sentence about an option that the trainer does not have: keys are no options."""
+    from hybridengine.rlhf.config.keys import entries, similar_keys
+    from hybridengine.rlhf.config.meanings import instead_of
+
+    at = next(i for i, each in enumerate(arguments) if each.startswith(option))
+    written, equals, value = arguments[at].partition("=")
+    following = arguments[at + 1] if at + 1 < len(arguments) else ""
+    if not equals and "=" not in following and not following.startswith("-"):
+        value = following
+    name = written.lstrip("-").replace("-", "_")
+    what = f"{written} is no option: keys are written KEY=VALUE, without dashes."
+    meant = [name] if name in entries() else similar_keys(name)
+    if instead_of(name) is not None:
+        return f"{what} Leave it out: {instead_of(name)}."
+    if not meant:
+        return f"{what} `hybridengine train --print-config` lists all keys."
+    key = next((key for key in meant if key.startswith("actor.")), meant[0])
+    return f"{what} Write {key}={value or 'VALUE'}."

@@ -44,10 +44,9 @@ def load_function(reference: str) -> Callable[..., Returned]:
     module = _import(path)
     if not hasattr(module, name):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise UsageError(
-            f"reward.function: {path} has no {name!r}: it has {', '.join(functions) or 'none'}. "
-            f"Use {nearest(name, functions)}."
-        )
+        has = f"it has {', '.join(functions)}" if functions else "it has no function"
+        mend = f"Use {nearest(name, functions)}" if functions else f"Define {name} there"
+        raise UsageError(f"reward.function: {path} has no {name!r}: {has}. {mend}.")
     function = getattr(module, name)
     if not callable(function):
         raise UsageError(
