@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from hybridengine import _core
+from hybridengine import _core, farewell
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 from hybridengine.command_line import NO_VALUE, Command, CommandLineError, Group, wrong_call
@@ -75,6 +75,7 @@ def main() -> None:
         sys.exit(run(sys.argv[1:]))
     finally:
         end_fork_server()
+        farewell.say()
 
 
 def run(arguments: list[str]) -> int:

@@ -48,7 +48,7 @@ class LocalGroup:
             result = getattr(self.role, name)(*_with_values(args, _Values()))
             if dispatch.returns == "reference":
                 result = Reference(_Held(result[0]), result[1], 0)
-            return [result] if dispatch.collect == "all" else None
+            return {"all": [result], "none": None}.get(dispatch.collect, result)
 
         def remote(*args: Any) -> Any:
             found = call(*args)

@@ -71,7 +71,7 @@ class _Run:
         config = with_steps(config, self.source.steps_per_epoch)
         self.roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, self.roles)
-        checkpoints = Checkpoints(folder, self.roles, config)
+        checkpoints = Checkpoints(folder, self.roles.saved(config), config.trainer.keep_checkpoints)
         self.loop = Loop(config, steps, self.source, checkpoints, began=time.monotonic())
         if self.roles.reference is not None:
             self.roles.reference.freeze()

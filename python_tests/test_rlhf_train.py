@@ -14,6 +14,7 @@ from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Cluster as ClusterConfig
 from hybridengine.rlhf.logging.metrics import find_metric
+from hybridengine.rlhf.trainer.failure import NotExported
 from hybridengine.rlhf.trainer.run import train
 from hybridengine.rlhf.workers import Cluster
 
@@ -151,6 +152,29 @@ def test_a_run_goes_on_where_it_stopped(
     assert {name: resumed[1][name] for name in _NUMBERS} == pytest.approx(
         {name: alone[1][1][name] for name in _NUMBERS}, rel=1e-6, abs=1e-9
     )
+
+
+def test_an_export_that_fails_is_repeated_by_a_resume(tmp_path: Path) -> None:
+    """A reward puts a file where the export will write, after all was tried."""
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    Path({str(tmp_path)!r}, 'run', 'hf.partial').touch()\n"
+        "    return float(len(solution_str))\n"
+    )
+    mine = [f"reward.function={tmp_path}/mine.py:score", "trainer.ranks=2", "trainer.steps=1"]
+    with pytest.raises(NotExported, match=r"run/hf could not be written: File exists"):
+        _run(tmp_path, "run", *mine)
+    run = tmp_path / "run"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 1
+    assert (run / "reward.png").exists() and (run / "samples.jsonl").exists()
+    assert not (run / "hf").exists()
+    (run / "hf.partial").unlink()
+    steps = _run(tmp_path, "run", *mine, "run.resume=true")
+    assert [row["step"] for row in steps] == [1]  # nothing was trained again
+    assert set(_weights(tmp_path, "run")) >= {"model.embed_tokens.weight", "lm_head.weight"}
+    with pytest.raises(UsageError, match="has done 1 steps"):
+        _run(tmp_path, "run", *mine, "run.resume=true")
 
 
 def test_kept_rollouts_train_an_offline_run(tmp_path: Path) -> None:

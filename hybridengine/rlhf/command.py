@@ -34,7 +34,7 @@ def train(arguments: Sequence[str]) -> int:
     _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.run import train as run_trainer
 
-    return run_trainer(config)
+    return run_trainer(config, ["hybridengine", "train", *arguments])
 
 
 def train_reward(arguments: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def train_reward(arguments: Sequence[str]) -> int:
     _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.reward_run import train_reward as run_trainer
 
-    return run_trainer(config)
+    return run_trainer(config, ["hybridengine", "train-reward", *arguments])
 
 
 def print_config(arguments: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.progress import follow
-from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
+from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.models import build_model, weight_dtype
@@ -149,9 +149,10 @@ class ReferenceRole(Role):
                 for theirs, ours in pairs:
                     local(ours).copy_(local(theirs))
 
-    @dispatch(collect="none")
-    def save(self, folder: str) -> None:
-        save_state(folder, self._module)
+    @dispatch(collect="first")
+    def save(self, folder: str) -> str:
+        """Returns why it could not be written, nothing where it was."""
+        return reason(lambda: save_state(folder, self._module))
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -14,7 +15,7 @@ from hybridengine.rlhf.training.models import Kind, build_model, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import NotWritten, export_hf, load_state, save_state
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -70,20 +71,30 @@ class TrainedRole(Role):
             self.optimizer.load_moments()
             self._offloaded = False
 
-    @dispatch(collect="none")
-    def save(self, folder: str) -> None:
-        """What restore() goes on from."""
-        save_state(folder, self.module, self.optimizer)
+    @dispatch(collect="first")
+    def save(self, folder: str) -> str:
+        """What restore() goes on from. Returns why it could not be written, nothing where it was:
+        a full disk is no fault of a rank, and ends none."""
+        return reason(lambda: save_state(folder, self.module, self.optimizer))
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
         load_state(folder, self.module, self.optimizer)
 
-    @dispatch(collect="none")
-    def export(self, folder: str) -> None:
-        """A HF checkpoint with the tokenizer, from the first rank."""
+    @dispatch(collect="first")
+    def export(self, folder: str) -> str:
+        """A HF checkpoint with the tokenizer, from the first rank. Returns what save() does."""
         tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
-        export_hf(self.module, tokenizer, folder)
+        return reason(lambda: export_hf(self.module, tokenizer, folder))
+
+
+def reason(write: Callable[[], None]) -> str:
+    """Why `write` did not, nothing where it did."""
+    try:
+        write()
+    except NotWritten as error:
+        return str(error)
+    return ""
 
 
 def total_updates(config: Config, ppo_epochs: int) -> int | None:

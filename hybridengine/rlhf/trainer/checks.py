@@ -6,7 +6,6 @@ What the config itself can tell was checked when it was read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hybridengine._core import UsageError
@@ -15,7 +14,6 @@ from hybridengine.rlhf.data import Encoded, EncodedResponse
 from hybridengine.rlhf.generation.tensor_parallel import check_cut
 from hybridengine.rlhf.rewards import comparing_rewards
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
-from hybridengine.rlhf.trainer.checkpoints import newest_checkpoint, step_of
 from hybridengine.rlhf.training.models import model_directory
 
 
@@ -82,21 +80,3 @@ def check_cuts(config: Config) -> None:
                 check_cut(hf_config, tp_size)
             except UsageError as error:
                 raise UsageError(f"{name}.tp_size={tp_size}: {error}") from None
-
-
-def check_resumable(config: Config, folder: Path) -> None:
-    """Throws UsageError where a run is to go on that saved nothing, or has no step left."""
-    if not config.run.resume:
-        return
-    newest = newest_checkpoint(folder)
-    if newest is None:
-        raise UsageError(
-            f"run.resume=true, but {folder}/checkpoints has no complete checkpoint. Set run.name "
-            "to a run that saved one (trainer.save_interval), or leave run.resume out."
-        )
-    done, steps = step_of(newest), config.trainer.steps
-    if steps is not None and done >= steps:
-        raise UsageError(
-            f"run.resume=true, but {folder} has done {done} steps, and trainer.steps is {steps}. "
-            "Set trainer.steps to more."
-        )

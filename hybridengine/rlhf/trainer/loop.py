@@ -61,6 +61,11 @@ class Loop:
         self._kl = make_controller(config)
         self._step = 0
 
+    @property
+    def step(self) -> int:
+        """The last that was done."""
+        return self._step
+
     def restore(self) -> None:
         """Goes on from the newest checkpoint."""
         state = self._checkpoints.restore()
@@ -94,6 +99,7 @@ class Loop:
         return Ending(self._step, limit, trainer.time_limit_s if self._step < limit else None)
 
     def save(self) -> None:
+        """Throws RunError where it cannot be written."""
         state = {"source": self._source.state_dict(), "kl": _fields(self._kl)}
         self._checkpoints.save(self._step, state)
 

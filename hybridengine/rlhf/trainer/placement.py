@@ -31,6 +31,13 @@ class Roles:
     reward_model: WorkerGroup | None = None
     colocated: bool = True  # actor and rollout are the same ranks
 
+    def saved(self, config: Config) -> dict[str, WorkerGroup]:
+        """Those that a checkpoint consists of, by name."""
+        groups = {"actor": self.actor, "critic": self.critic}
+        if config.warmup.steps and config.reference.path is None:
+            groups["reference"] = self.reference  # it is no checkpoint's: the warm-up made it
+        return {name: group for name, group in groups.items() if group is not None}
+
 
 def pool_of(role: str, placement: str) -> str:
     """The pool in which `role` lives; placement is not auto any more."""

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from hybridengine._core import UsageError
-from hybridengine.rlhf.config.loading import save_config
-from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import open_screen, open_sinks
 from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
-from hybridengine.rlhf.trainer.checks import check_cuts, check_resumable, checked_tokenizer
+from hybridengine.rlhf.trainer.checks import check_cuts, checked_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
+from hybridengine.rlhf.trainer.export import export
+from hybridengine.rlhf.trainer.failure import finish
+from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
 from hybridengine.rlhf.trainer.prompts import Prompts
+from hybridengine.rlhf.trainer.rehearsal import rehearse
+from hybridengine.rlhf.trainer.resume import check_steps_left
 from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.warmup import warm_up
 from hybridengine.rlhf.workers import Cluster
@@ -30,30 +32,36 @@ from hybridengine.rlhf.workers import Cluster
 _NUM_SAMPLES = 8  # shown before and after
 
 
-def train(config: Config) -> int:
+def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) -> int:
     """Trains as the config says and leaves everything in its run folder. Returns 0.
 
-    Throws UsageError before any process starts where data, tokenizer, model or rewards do not fit;
-    WorkerError where a rank fails later.
+    `command`: what was typed, for the words about how to go on. Throws UsageError before any
+    process starts where folder, data, tokenizer, model or rewards do not fit, and nothing has
+    changed then; RunError where the folder cannot be written later, WorkerError where a rank fails.
     """
     began = time.monotonic()
     console = open_screen()
-    tokenizer = checked_tokenizer(config)
-    check_cuts(config)
-    source: Prompts | Offline = (
-        Offline(config, tokenizer) if config.data.mode == "offline" else Prompts(config, tokenizer)
-    )
-    config = with_steps(config, source.steps_per_epoch)
-    folder = open_folder(config)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=folder.name))
-    save_config(config, folder / "config.yaml")
-    report.announce(console, config, roles_of(config), source.counts, folder)
-    with console.status("starting the ranks"):
-        cluster = Cluster.start(config.cluster)
-    with cluster:
-        with console.status("starting the roles"):
-            roles = start_roles(cluster, config)
-        return _train(config, roles, source, folder, console, began)
+    with RunFolder.claim(config) as folder:
+        tokenizer = checked_tokenizer(config)
+        check_cuts(config)
+        source: Prompts | Offline = (
+            Offline(config, tokenizer)
+            if config.data.mode == "offline"
+            else Prompts(config, tokenizer)
+        )
+        config = folder.named(with_steps(config, source.steps_per_epoch))
+        if config.run.resume:
+            check_steps_left(config, folder.path, exports=config.trainer.save_hf)
+        rehearse(config, tokenizer, folder)
+        report.announce(console, config, roles_of(config), source.counts, folder.path)
+        with console.status("starting the ranks"):
+            cluster = Cluster.start(config.cluster)
+        with cluster:
+            with console.status("starting the roles"):
+                roles = start_roles(cluster, config)
+            with folder.standing(config, command):
+                _train(config, roles, source, folder.path, console, began)
+    return 0
 
 
 def _train(
@@ -63,12 +71,16 @@ def _train(
     folder: Path,
     console: Console,
     began: float,
-) -> int:
+) -> None:
     steps = Steps(config, roles)
-    checkpoints = Checkpoints(folder, roles, config)
+    checkpoints = Checkpoints(folder, roles.saved(config), config.trainer.keep_checkpoints)
     loop = Loop(config, steps, source, checkpoints, began=began)
     with console.status("warming up"):
         before = _prepare(config, steps, source, loop, console)
+    if loop.step == config.trainer.steps:  # a run that is done, and was resumed for its export
+        export(roles.actor, folder, loop.save)
+        report.list_files(console, folder)
+        return
     sinks = open_sinks(config, folder)
     try:
         ending = loop.run(sinks)
@@ -77,7 +89,6 @@ def _train(
     samples = _samples(steps, source, before)
     summary = _finish(config, roles, loop, folder, samples, began)
     report.conclude(console, summary, samples, folder, str(ending))
-    return 0
 
 
 def _finish(
@@ -88,16 +99,19 @@ def _finish(
     samples: list[artifacts.Sample],
     began: float,
 ) -> artifacts.Summary:
-    """Writes what a run leaves; the summary is the last."""
-    artifacts.write_samples(folder, samples)
-    artifacts.plot_rewards(folder / "reward.png", loop.history, folder.name)
-    if config.trainer.save_interval:
-        loop.save()
-    if config.trainer.save_hf:
-        roles.actor.export(str(folder / "hf"))
+    """Writes what a run leaves; the summary is the last. One part that cannot be written keeps no
+    other from being there."""
     roles.reward.close()
+    parts: list[Callable[[], object]] = [
+        lambda: artifacts.write_samples(folder, samples),
+        lambda: artifacts.plot_rewards(folder / "reward.png", loop.history, folder.name),
+    ]
+    if config.trainer.save_interval:
+        parts.append(loop.save)
+    if config.trainer.save_hf:
+        parts.append(lambda: export(roles.actor, folder, loop.save))
     summary = artifacts.summarize(loop.history, time.monotonic() - began)
-    artifacts.write_summary(folder, summary)
+    finish(folder, [*parts, lambda: artifacts.write_summary(folder, summary)])
     return summary
 
 
@@ -143,30 +157,3 @@ def with_steps(config: Config, steps_per_epoch: int) -> Config:
         return config
     trainer = dataclasses.replace(config.trainer, steps=config.trainer.epochs * steps_per_epoch)
     return dataclasses.replace(config, trainer=trainer)
-
-
-def open_folder(config: Config) -> Path:
-    """The run's folder, new unless it resumes. Throws UsageError if a run of that name is there."""
-    name = config.run.name
-    if name is None:
-        kind = "run" if config.preset == NONE else config.preset
-        name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(config.run.dir) / name
-    check_resumable(config, folder)
-    if folder.exists() and any(folder.iterdir()) and not config.run.resume:
-        if config.run.name is not None and not (folder / "config.yaml").exists():
-            raise UsageError(
-                f"{folder} is not empty and holds no run. Name another folder with run.name."
-            )
-        _set_aside(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _set_aside(folder: Path) -> None:
-    """A run of the same name from before is kept under a number."""
-    number = 1
-    while (kept := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    folder.rename(kept)
-    sys.stderr.write(f"hybridengine: an earlier run {folder} was moved to {kept}\n")

@@ -55,6 +55,30 @@ def build_model(
     return module.eval()
 
 
+def empty_model(model: Model, kind: Kind, path: str | os.PathLike[str] | None = None) -> nn.Module:
+    """The same without memory for its weights, on torch's meta device: what can be told of a model
+    before it is loaded, and what is written beside its weights. Throws UsageError as build_model
+    does, less what only weights can tell."""
+    from transformers import AutoConfig, GenerationConfig
+
+    source = model.path if path is None else os.fspath(path)
+    with torch.device("meta"):
+        if source is None:
+            return _from_config(model.config, kind, torch.float32)
+        directory = model_directory(source)
+        options = {} if kind == "policy" else {"num_labels": 1}
+        try:
+            with quiet_transformers():
+                config = AutoConfig.from_pretrained(directory, local_files_only=True, **options)
+                module: Any = _auto_class(kind).from_config(config)
+                if module.can_generate() and (directory / "generation_config.json").is_file():
+                    module.generation_config = GenerationConfig.from_pretrained(directory)
+        except Exception as error:  # whatever a damaged file makes a parser raise
+            raise _does_not_load(directory, kind, error) from None
+    empty: nn.Module = module
+    return empty
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Inside, transformers draws no progress bars and reports no missing heads."""
@@ -133,10 +157,7 @@ def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
                 directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
     except Exception as error:  # whatever a damaged file makes a parser raise
-        raise UsageError(
-            f"{str(directory)!r} does not load as a {kind} model: {_line(error)}. Give the "
-            "directory of a HF checkpoint (config.json and safetensors), or smollm2-135m."
-        ) from None
+        raise _does_not_load(directory, kind, error) from None
     missing = set(found["missing_keys"]) - {"score.weight"}
     if missing:
         raise UsageError(
@@ -175,6 +196,13 @@ def _zero_head(module: nn.Module, kind: Kind) -> None:
     nn.init.zeros_(head.weight)
     if head.bias is not None:
         nn.init.zeros_(head.bias)
+
+
+def _does_not_load(directory: Path, kind: Kind, error: BaseException) -> UsageError:
+    return UsageError(
+        f"{str(directory)!r} does not load as a {kind} model: {_line(error)}. Give the "
+        "directory of a HF checkpoint (config.json and safetensors), or smollm2-135m."
+    )
 
 
 def _line(error: BaseException) -> str:

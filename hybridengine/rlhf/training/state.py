@@ -24,12 +24,18 @@ from hybridengine.rlhf.training.optimizer import ShardedAdamW
 _COUNTS = "counts"  # updates and skipped of the optimizer
 
 
+class NotWritten(Exception):
+    """A directory could not be written. What lay there before still does, and nothing is left of
+    the new one. Raised on every rank, so that none waits for another."""
+
+
 def save_state(
     path: str | os.PathLike[str], module: nn.Module, optimizer: ShardedAdamW | None = None
 ) -> None:
     """Writes weights and optimizer as the directory `path`, which is replaced if it is there.
 
     Collective over the default process group, if there is one; every rank sees the same directory.
+    Throws NotWritten.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -59,7 +65,7 @@ def export_hf(module: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None
     """Writes the whole model, adapters merged, and `tokenizer` (unless None) as a HF checkpoint.
 
     Weights are gathered one by one and kept in the host memory of rank 0, which writes. Collective
-    like save_state.
+    like save_state. Throws NotWritten.
     """
     writes = not dist.is_initialized() or dist.get_rank() == 0
     whole: dict[str, torch.Tensor] = {}
@@ -68,14 +74,22 @@ def export_hf(module: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None
         if writes:
             whole[name] = gathered.detach().cpu()
 
-    def write(directory: Path) -> None:
-        if writes:
-            with quiet_transformers():
-                module.save_pretrained(directory, state_dict=whole)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(directory)
+    _publish(
+        Path(path),
+        lambda scratch: write_hf(module, whole, tokenizer, scratch) if writes else None,
+    )
 
-    _publish(Path(path), write)
+
+def write_hf(
+    module: Any, weights: dict[str, torch.Tensor], tokenizer: Any, directory: Path
+) -> None:
+    """`weights` with the config of `module`, the config of its generation, and `tokenizer` (unless
+    None). Throws what transformers raises, e.g. ValueError for a generation config that it
+    refuses."""
+    with quiet_transformers():
+        module.save_pretrained(directory, state_dict=weights)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
 
 
 def _state(module: nn.Module, optimizer: ShardedAdamW | None) -> dict[str, Any]:
@@ -95,22 +109,53 @@ def _publish(final: Path, write: Callable[[Path], None]) -> None:
     """All ranks write aside, then rank 0 renames; an old directory goes only after that."""
     scratch = final.with_name(final.name + ".partial")
     old = final.with_name(final.name + ".old")
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    if first:
+
+    def prepare() -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
-    _barrier()
-    write(scratch)
-    _barrier()
-    if first:
+        scratch.mkdir()  # fails where something else is in the way, which transformers would not
+
+    def rename() -> None:
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
         scratch.rename(final)
         shutil.rmtree(old, ignore_errors=True)
-    _barrier()
+
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    try:
+        _together(lambda: prepare() if first else None)
+        _together(lambda: write(scratch))
+        _together(lambda: rename() if first else None)
+    except NotWritten:
+        if first:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
-def _barrier() -> None:
+def _together(act: Callable[[], None]) -> None:
+    """Does it on every rank, and throws NotWritten on all where it failed on one."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    reason = None
+    try:
+        act()
+    except CheckpointException as error:  # of all ranks; no Exception
+        reason = line_of(next(iter(error.failures.values()))[0])
+    except Exception as error:  # whatever a disk, or a model's files, make a library raise
+        reason = line_of(error)
+    reasons = [reason]
     if dist.is_initialized():
-        dist.barrier()
+        reasons = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, reason)
+    failed = [each for each in reasons if each is not None]
+    if failed:
+        raise NotWritten(failed[0])
+
+
+def line_of(error: BaseException) -> str:
+    """What is wrong, in one line, with the file where it is known."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return " ".join(str(error).split())[:300] or type(error).__name__

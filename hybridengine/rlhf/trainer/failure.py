@@ -1,0 +1,58 @@
+"""failure: what ends a run from outside it, e.g. a full disk, told in one line."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hybridengine._core import TransportError
+from hybridengine.rlhf.training.state import line_of
+
+_OF_A_DISK = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+}
+
+
+class RunError(TransportError):
+    """The run could not write what it was to leave. What was written before is whole."""
+
+
+class NotExported(RunError):
+    """All steps are done, and only hf/ is missing."""
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Inside, an OSError of a disk, or of a file in the run's folder, becomes a RunError."""
+    try:
+        yield
+    except OSError as error:
+        ours = str(error.filename or "").startswith(str(folder))
+        if error.errno not in _OF_A_DISK and not ours:
+            raise
+        raise RunError(f"{folder} cannot be written: {line_of(error)}") from error
+
+
+def finish(run: Path, parts: Sequence[Callable[[], object]]) -> None:
+    """Does all parts of the end of a run, also those behind one that fails, and then throws what
+    failed as one RunError (NotExported if that is among it)."""
+    failures: list[TransportError] = []
+    for part in parts:
+        try:
+            with disk_errors(run):
+                part()
+        except TransportError as error:
+            failures.append(error)
+    if failures:
+        unexported = any(isinstance(error, NotExported) for error in failures)
+        words = ". Also: ".join(str(error).rstrip(".") for error in failures)
+        raise (NotExported if unexported else RunError)(words) from failures[0]

@@ -1,0 +1,100 @@
+"""rehearsal: what the end of a run does, tried before its first step.
+
+What would fail after hours fails here in seconds: the picture, the export of everything but the
+weights, and the room for what will be written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hybridengine._core import UsageError
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.trainer import artifacts
+from hybridengine.rlhf.trainer.checkpoints import whole_checkpoints
+from hybridengine.rlhf.trainer.folder import RunFolder
+from hybridengine.rlhf.training.models import empty_model, weight_dtype
+from hybridengine.rlhf.training.state import line_of, write_hf
+
+_MOMENTS = 2  # of AdamW, each as large as the weights that train
+
+
+def rehearse(config: Config, tokenizer: Any, folder: RunFolder) -> None:
+    """For `hybridengine train`. Throws UsageError where the end would fail."""
+    policy = empty_model(config.model, "policy")
+    with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=".trial.") as scratch:
+        artifacts.plot_rewards(Path(scratch) / "reward.png", [{"reward/mean": 0.0}], "a trial")
+        if config.trainer.save_hf:
+            _try_export(config, policy, tokenizer, Path(scratch))
+    held, trained = num_weights(policy), num_weights(policy)
+    if config.actor.lora.enable:
+        trained = 0  # the adapters' are next to nothing
+    if config.algorithm.advantage == "gae":
+        critic = num_weights(empty_model(config.model, "value", config.critic.path))
+        held, trained = held + critic, trained + critic
+    if config.warmup.steps and config.reference.path is None:
+        held += num_weights(policy)
+    size = weight_dtype(config.actor).itemsize
+    check_room(
+        config,
+        folder,
+        hf_bytes=num_weights(policy) * size if config.trainer.save_hf else 0,
+        checkpoint_bytes=(held + _MOMENTS * trained) * size if config.trainer.save_interval else 0,
+    )
+
+
+def rehearse_reward(config: Config, tokenizer: Any, folder: RunFolder) -> None:
+    """For `hybridengine train-reward`. Throws UsageError where the end would fail."""
+    model = empty_model(config.model, "classifier")
+    with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=".trial.") as scratch:
+        _try_export(config, model, tokenizer, Path(scratch))
+    hf_bytes = num_weights(model) * weight_dtype(config.critic).itemsize
+    saves = config.trainer.save_interval
+    checkpoint_bytes = hf_bytes * (1 + _MOMENTS) if saves else 0
+    check_room(config, folder, hf_bytes=hf_bytes, checkpoint_bytes=checkpoint_bytes)
+
+
+def num_weights(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def check_room(config: Config, folder: RunFolder, *, hf_bytes: int, checkpoint_bytes: int) -> None:
+    """Throws UsageError unless there is room for hf/ and the checkpoints that a run keeps, and one
+    more, which is written before the oldest goes."""
+    there = len(whole_checkpoints(folder.path)) if config.run.resume else 0
+    count = max(config.trainer.keep_checkpoints + 1 - there, 1)
+    needed = hf_bytes + count * checkpoint_bytes
+    disk = shutil.disk_usage(folder.scratch)
+    if disk.total == 0 or needed <= disk.free:  # some network mounts tell nothing
+        return
+    parts = [f"{_amount(hf_bytes)} of hf/"] if hf_bytes else []
+    if checkpoint_bytes:
+        parts.append(f"{count} checkpoints of {_amount(checkpoint_bytes)}")
+    raise UsageError(
+        f"{folder.path} has room for {_amount(disk.free)}, and the run will write "
+        f"{' and '.join(parts)}. Free some, or set run.dir to another disk"
+        f"{', or trainer.keep_checkpoints to less' if checkpoint_bytes else ''}."
+    )
+
+
+def _try_export(config: Config, module: Any, tokenizer: Any, scratch: Path) -> None:
+    try:
+        write_hf(module, {}, tokenizer, scratch)
+    except Exception as error:  # whatever a model's files make a library raise
+        source = config.model.path if config.model.path is not None else "model.config"
+        raise UsageError(
+            f"{source} cannot be exported, which is the end of a run: {line_of(error)}. Mend its "
+            "generation_config.json or config.json, or set trainer.save_hf=false."
+        ) from None
+
+
+def _amount(size: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} B"
