@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import FileStore
 
-from hybridengine import Communicator, Resharder, reshard
+from hybridengine import Communicator, Resharder, all_reduce, reshard
 
 SECONDS_OF_A_STUCK_RANK = 60
 NUM_TENSORS = 64
@@ -26,9 +26,24 @@ def resources() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), len(list(tasks.iterdir())), children
 
 
-def join(folder: str, name: str, rank: int, world: int, **options: Any) -> Communicator:
+def appear(path: Path, limit: float = 30) -> float:
+    """When the file was there."""
+    deadline = time.monotonic() + limit
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.002)
+    return time.monotonic()
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "hybridengine" in name}
+
+
+def join(
+    folder: str, name: str, rank: int, world: int, *, transport: str = "shm", **options: Any
+) -> Communicator:
     store = FileStore(f"{folder}/{name}", world)
-    return Communicator(store, rank, world, name=name, transport="shm", **options)
+    return Communicator(store, rank, world, name=name, transport=transport, **options)
 
 
 def shards(rank: int, n: int, elems: int = 1 << 18) -> dict[str, torch.Tensor]:
@@ -82,6 +97,43 @@ def fail_midway(comm: Communicator, folder: str, how: str) -> dict[str, Any]:
         seen["retry"] = [] if next_rank else got["w"].tolist()
         both.close()
     return {**seen, "again": again, "left": left, "handed": len(handed)}
+
+
+def fail_in_all_reduce(comm: Communicator, folder: str, how: str, transport: str) -> dict[str, Any]:
+    """As fail_midway, in one of many all-reduces of 64 MiB: rank 1 raises in the middle of one, or
+    waits there for the signal that it gets."""
+    comm.close()
+    before = resources()
+    comm = join(folder, "first", comm.rank, 3, transport=transport, timeout=5.0, enter_timeout=30.0)
+    tensor = torch.zeros(64 << 18)
+    all_reduce(tensor, comm=comm)
+    if comm.rank == 1:
+        (Path(folder) / "midway").touch()
+        if how == "raise":
+            signal.signal(signal.SIGALRM, _raise)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def reduce_on() -> None:
+        while True:
+            all_reduce(tensor, comm=comm)
+
+    seen = attempt(reduce_on)
+    again = attempt(lambda: all_reduce(tensor, comm=comm))
+    comm.close()
+    left = tuple(now - then for now, then in zip(resources(), before, strict=True))
+    seen["error"] = again["error"] = None  # until here the tracebacks held everything
+    next_rank = {0: 0, 2: 1}.get(comm.rank)
+    if next_rank is not None:
+        both = join(folder, "second", next_rank, 2, transport=transport, timeout=20.0)
+        summand = torch.full((1 << 18,), next_rank + 1.0)
+        all_reduce(summand, comm=both)
+        seen["retry"] = summand.unique().tolist()
+        both.close()
+    return {**seen, "again": again, "left": left}
+
+
+def _raise(number: int, frame: Any) -> None:
+    raise ValueError("x")
 
 
 def die_while_running(comm: Communicator) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
 from pathlib import Path
 
+import failure_scenarios
 import pytest
 import torch
+from failure_scenarios import appear, shared_memory
 from ranks import MemoryStore, Ranks, run_ranks
 
 import hybridengine as he
@@ -77,6 +80,41 @@ def test_a_rank_that_is_killed(size, transport, masked):
         text, dead, seconds = seen
         assert "rank 1" in text and dead == "True"
         assert seconds < 5 + 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "cma"])
+@pytest.mark.parametrize(
+    ("how", "number", "words"),
+    [
+        ("kill", signal.SIGKILL, r"process \d+ died"),
+        ("raise", None, "ValueError: x"),
+        ("stop", signal.SIGSTOP, "no heartbeat|makes no progress"),
+    ],
+)
+def test_one_rank_fails_in_an_all_reduce(tmp_path, how, number, words, transport):
+    """B16: 64 MiB; the others raise within 7 s, naming rank 1 and why; nothing is left; a new
+    communicator works."""
+    before = shared_memory()
+    ranks = Ranks(3, failure_scenarios.fail_in_all_reduce, str(tmp_path), how, transport)
+    began = appear(tmp_path / "midway")
+    if number is not None:
+        time.sleep(0.05)
+        os.kill(ranks.processes[1].pid, number)
+    outcomes = {rank: ranks.result(rank) for rank in (0, 2)}
+    if how == "raise":
+        status, seen = ranks.result(1)
+        assert status == "ok" and (seen["type"], seen["text"]) == ("ValueError", "x")
+        assert seen["left"] == (0, 0, 0)
+    ranks.end()
+    for status, seen in outcomes.values():
+        assert status == "ok", seen
+        assert seen["type"] in {"TransportError", "TimeoutError"}, seen
+        assert "rank 1" in seen["text"] and re.search(words, seen["text"]), seen
+        assert seen["at"] - began < 7
+        assert "this communicator is dead" in seen["again"]["text"]
+        assert seen["left"] == (0, 0, 0)
+        assert seen["retry"] == [3]
+    assert shared_memory() <= before
 
 
 def wait_and_be_interrupted(comm: Communicator, folder: str, size: int) -> tuple[str, float]:

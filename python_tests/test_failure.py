@@ -9,28 +9,15 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import failure_scenarios as scenarios
 import pytest
+from failure_scenarios import appear, shared_memory
 from ranks import Ranks, run_ranks
 
 from hybridengine import _core
 
 DEADLINE_S = 5.0  # of the communicators in fail_midway
-
-
-def appear(path: Path, limit: float = 30) -> float:
-    """When the file was there."""
-    deadline = time.monotonic() + limit
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.002)
-    return time.monotonic()
-
-
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if "hybridengine" in name}
 
 
 @pytest.mark.threads

@@ -1,6 +1,8 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <exception>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -181,8 +183,10 @@ void Communicator::between() {
   between_at_ = now;
   try {
     options_.between();
-  } catch (...) {
-    fail("interrupted while it waited");
+  } catch (const std::exception& error) {
+    // One line: what Python raised comes with the places that it went through.
+    const std::string_view text = error.what();
+    fail("interrupted while it waited: " + std::string(text.substr(0, text.find('\n'))));
     throw;
   }
 }
