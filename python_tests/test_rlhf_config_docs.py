@@ -36,7 +36,7 @@ def trained(monkeypatch):
     """Replaces what trains: the configs it was given, and the exit code it answers with."""
     given = []
 
-    def answer(config):
+    def answer(config, command):
         given.append(config)
         return 0
 
@@ -142,7 +142,7 @@ def test_a_config_that_is_refused_ends_with_2_and_starts_nothing(run, trained, c
 
 def test_the_exit_code_is_that_of_the_run(run, trained, monkeypatch):
     module = importlib.import_module("hybridengine.rlhf.trainer.run")
-    monkeypatch.setattr(module, "train", lambda config: 3)
+    monkeypatch.setattr(module, "train", lambda config, command: 3)
     assert run("train")[0] == 3
 
     def interrupted(config):

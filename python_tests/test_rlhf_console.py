@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from terminal import run_in_terminal, shown
 
 from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns, count_of_bytes
+from hybridengine.rlhf.logging.metrics import find_metric
 from hybridengine.rlhf.logging.screen import PLAIN_WIDTH
 from hybridengine.visible import cut, rows_of, visible
 
@@ -129,14 +130,14 @@ def test_cells_are_cut_by_what_they_take_on_the_screen() -> None:
 
 _RANKS = """
 import sys
-from pathlib import Path
+import types
 
 from hybridengine.rlhf import command
 
-try:
-    command.train(["run.name=a", "model.config={}", "model.path=/nowhere"])
-except Exception as error:
-    assert "/nowhere" in str(error), error
+trainer = types.ModuleType("hybridengine.rlhf.trainer.run")
+trainer.train = lambda config, command: 0
+sys.modules[trainer.__name__] = trainer
+command.train([])
 from ray._private.worker import print_to_stdstream
 for pid in (1, 2, 3):
     data = {"pid": pid, "actor_name": "train/0", "ip": "", "localhost": "", "is_err": True}
@@ -151,3 +152,26 @@ def test_lines_of_ranks_have_colors_only_where_they_are_wanted() -> None:
     assert piped.stderr.decode().splitlines() == plain
     assert run_in_terminal(command, 80, 24, _env(NO_COLOR="1")).splitlines() == plain
     assert "\x1b[36m(train/0 pid=1)\x1b[0m a word" in run_in_terminal(command, 80, 24, _env())
+
+
+def test_the_page_lists_the_columns_with_their_metrics_and_widths() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text()
+    _, _, table = page.partition("| column | metric | |\n")
+    rows = [row.strip("|").split("|") for row in table.partition("\n\n")[0].splitlines()[1:]]
+    found = [re.findall(r"`([\w/]+)`", cell) for row in rows for cell in row[:2]]
+    of_runs = [column for column in COLUMNS if not column.metric.startswith("reward_model/")]
+    titles, metrics = itertools.chain(*found[0::2]), itertools.chain(*found[1::2])
+    assert list(titles) == ["step", *(column.title for column in of_runs)]
+    assert list(metrics) == [column.metric for column in of_runs]
+    assert all(find_metric(column.metric) for column in COLUMNS)
+    known = {column.metric for column in of_runs} - {"reward/errors"}
+    for title, width in re.findall(r"^\| `(\w+)` .* a width of (\d+) on", table, re.MULTILINE):
+        shown_at = [title in _titles(known, int(width) - less) for less in (1, 0)]
+        assert shown_at == [False, True], (title, width)
+    scoring = re.search(r"`scoring` from a width of (\d+)", table)
+    assert scoring and "scoring" not in _titles(known, int(scoring[1]) - 1)
+    assert "scoring" in _titles(known, int(scoring[1]))
+
+
+def _titles(known: set[str], width: int) -> list[str]:
+    return [column.title for column in chosen_columns(known, width - len("step"))]

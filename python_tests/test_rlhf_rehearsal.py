@@ -142,9 +142,11 @@ def test_every_part_of_the_end_is_done_also_behind_one_that_fails(tmp_path: Path
 
 
 def test_a_reward_model_that_cannot_be_exported_is_exported_by_a_resume(tmp_path: Path) -> None:
-    from hybridengine.rlhf.data import PromptEncoder, encode_preferences, read_pairs
+    from hybridengine.rlhf.data import PromptEncoder
     from hybridengine.rlhf.roles.heads import RewardTrainRole
-    from hybridengine.rlhf.trainer.reward_run import Fit, fitted
+    from hybridengine.rlhf.trainer.artifacts import FitSummary
+    from hybridengine.rlhf.trainer.fit import Fit, fitted
+    from hybridengine.rlhf.trainer.pairs import Pairs
 
     rows = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(8)]
     data = tmp_path / "pairs.jsonl"
@@ -161,15 +163,14 @@ def test_a_reward_model_that_cannot_be_exported_is_exported_by_a_resume(tmp_path
     run.mkdir()
     (run / "hf.partial").touch()  # in the way of what is written there
 
-    def once(*more: str) -> dict[str, float]:
+    def once(*more: str) -> FitSummary:
         config = load_pairs_config([*arguments, *more])
-        encoder = PromptEncoder.of(character_tokenizer(), config.data)
-        pairs = encode_preferences(encoder, read_pairs([str(data)], config.data), 8)[0]
+        pairs = Pairs.open(config, PromptEncoder.of(character_tokenizer(), config.data))
         context.roles.clear()
         group: Any = rlhf_local_roles.LocalGroup(
             RewardTrainRole(context, config), SimpleNamespace(num_ranks=1)
         )
-        return fitted(config, Fit(config, group, pairs, run, time.monotonic()), [])
+        return fitted(config, Fit(config, group, pairs, run, time.monotonic()))[0]
 
     with rlhf_local_roles.one_rank(tmp_path) as context:
         with pytest.raises(NotExported, match=r"hf could not be written.*weights are in the check"):
@@ -179,5 +180,5 @@ def test_a_reward_model_that_cannot_be_exported_is_exported_by_a_resume(tmp_path
         (run / "hf.partial").unlink()
         second = once("run.resume=true", "run.name=run")
     assert (run / "hf" / "model.safetensors").is_file()
-    assert second["loss"] == first["loss"] and second["steps"] == 2
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert second.loss == first["loss"] and second.steps == 2
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 1 + 2  # an evaluation before

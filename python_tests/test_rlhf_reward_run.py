@@ -1,6 +1,7 @@
 """`hybridengine train-reward`: a model that prefers what the pairs prefer, and then scores."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,25 @@ _MODEL = (
 )
 
 
-def test_what_was_chosen_scores_higher(tmp_path: Path) -> None:
+def _check_lines(lines: list[str], folder: str) -> None:
+    assert lines[:3] == [
+        folder,
+        "reward model on 2 ranks: 25 pairs, 25 held out, 30 steps",
+        "evaluation before the first step: loss 0.693, accuracy 50.0%",
+    ]
+    assert lines[3].split() == ["step", "loss", "accuracy", "grad", "time"]
+    assert lines[4].split()[:3] == ["1", "0.693", "50.0%"]
+    assert lines[10].startswith("evaluation after step 6: loss 0.")
+    assert re.fullmatch(
+        r"loss 0\.\d{3}, 100\.0% of 25 held-out pairs in the right order, 30 steps, \d+ s",
+        lines[-6],
+    )
+    assert lines[-5] == "all steps are done"
+    named = [line.split()[0].removeprefix(f"{folder}/") for line in lines[-4:]]
+    assert named == ["accuracy.png", "metrics.jsonl", "summary.json", "hf"]
+
+
+def test_what_was_chosen_scores_higher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = [
         {"prompt": f"{i}+{k}?", "chosen": f"yes {i + k}", "rejected": f"no {i + k}"}
         for i in range(10)
@@ -38,7 +57,7 @@ def test_what_was_chosen_scores_higher(tmp_path: Path) -> None:
             "critic.lr=0.01",
             "trainer.epochs=10",
             "trainer.ranks=2",
-            "trainer.loggers=[jsonl]",
+            "trainer.loggers=[jsonl, console]",
             "cluster.cpus_per_rank=0.5",
             f"run.dir={tmp_path}",
             "run.name=rm",
@@ -49,9 +68,15 @@ def test_what_was_chosen_scores_higher(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 30  # 25 pairs in 3 batches, 10 times
     assert summary["accuracy"] == 1.0 and summary["loss"] < 0.3
-    first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    assert {name for name in first if find_metric(name) is None} == {"step"}
-    assert first["reward_model/loss"] == pytest.approx(0.6931, abs=1e-3)  # the head begins at 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {name for row in rows for name in row if find_metric(name) is None} == {"step"}
+    assert [row["step"] for row in rows] == list(range(31))
+    assert [row["step"] for row in rows if "eval/loss" in row] == [0, 6, 12, 18, 24, 30]
+    assert rows[0]["eval/loss"] == pytest.approx(0.6931, abs=1e-3)  # the head begins at 0
+    assert rows[1]["reward_model/loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert summary["held_out"] == 25 and summary["loss"] == rows[-1]["eval/loss"]
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    _check_lines(capsys.readouterr().out.splitlines(), str(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "hf")
     scores = []

@@ -52,6 +52,9 @@ class Data:
     )
     gym: Gym = section(Gym, "generated tasks")
     eval_size: int = key(128, "generated tasks of the evaluation, made with another seed", least=1)
+    eval_share: float = key(
+        0.1, "prompts that train-reward holds out, where it has no eval_files", least=0, most=0.5
+    )
     prompt_key: str = key("prompt", "column with the prompt: text, or a list of chat messages")
     response_key: str = key("response", "column with the response (offline and supervised)")
     ground_truth_key: str = key("ground_truth", "column that rewards compare with")

@@ -17,6 +17,7 @@ from hybridengine.rlhf.data.encoding import (
 )
 from hybridengine.rlhf.data.files import read_files, read_pairs
 from hybridengine.rlhf.data.gym import GymDataset, make_gym
+from hybridengine.rlhf.data.held_out import hold_out
 from hybridengine.rlhf.data.loader import PromptLoader
 from hybridengine.rlhf.data.responses import (
     EncodedPreference,
@@ -41,6 +42,7 @@ __all__ = [
     "character_tokenizer",
     "encode_pairs",
     "encode_preferences",
+    "hold_out",
     "load_tokenizer",
     "make_gym",
     "open_data",

@@ -56,15 +56,13 @@ def _seconds(value: float) -> str:
 
 
 _three, _four, _whole = "{:z.3f}".format, "{:z.4f}".format, "{:,.0f}".format
-_percent, _power = "{:.1%}".format, "{:.1e}".format
+_percent = "{:.1%}".format
 
 # In the order in which they stand.
 COLUMNS = (
     Column("loss", "reward_model/loss", 7, _three),
     Column("accuracy", "reward_model/accuracy", 8, _percent),
     Column("grad", "reward_model/grad_norm", 7, _three),
-    Column("lr", "reward_model/lr", 7, _power),
-    Column("pairs", "reward_model/pairs", 6, _whole),
     Column("reward", "reward/mean", 7, _three),
     Column("errors", "reward/errors", 6, _whole),
     Column("KL", "actor/ref_kl", 7, _four),
@@ -97,8 +95,6 @@ _IMPORTANCE = (
     "rollout/length",
     "time/step",
     "time/reward",
-    "reward_model/lr",
-    "reward_model/pairs",
 )
 
 

@@ -30,6 +30,7 @@ class Metric:
 _WITH_CRITIC = "with a critic"
 _MEASURED = "where the KL to the reference is measured"
 _ONLINE = "online"
+_HELD_OUT = "where pairs are held out"
 
 _REWARD = (
     Metric("reward/mean", "score", "mean of the task's scores over all responses"),
@@ -128,6 +129,8 @@ _REWARD_MODEL = (
     Metric("reward_model/loss", "loss", "of Bradley and Terry, the mean over pairs"),
     Metric("reward_model/accuracy", "share", "pairs in the right order; ties count half"),
     Metric("reward_model/pairs", "count", "pairs of the step"),
+    Metric("eval/loss", "loss", "the same over the held-out pairs", _HELD_OUT),
+    Metric("eval/accuracy", "share", "held-out pairs in the right order", _HELD_OUT),
 )
 
 

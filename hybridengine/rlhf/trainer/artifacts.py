@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +30,31 @@ class Summary:
     reward_errors: int  # samples that a reward failed on, in all steps
 
 
+@dataclass(frozen=True)
+class FitSummary:
+    """summary.json of a reward model: `loss` and `accuracy` over the `held_out` pairs, or else the
+    means of the last ten steps."""
+
+    loss: float
+    accuracy: float
+    held_out: int
+    steps: int
+    seconds: float
+
+
+def summarize_fit(history: Sequence[Metrics], held_out: int, seconds: float) -> FitSummary:
+    """The summary from the metrics of the steps, of which there is at least one; the last has an
+    evaluation where pairs are held out."""
+
+    def over(name: str) -> float:
+        if f"eval/{name}" in history[-1]:
+            return history[-1][f"eval/{name}"]
+        last = [metrics[f"reward_model/{name}"] for metrics in history[-REWARD_WINDOW:]]
+        return sum(last) / len(last)
+
+    return FitSummary(over("loss"), over("accuracy"), held_out, len(history), seconds)
+
+
 def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
     """The summary of a run from the metrics of its steps, of which there is at least one."""
     rewards = [metrics["reward/mean"] for metrics in history]
@@ -53,7 +78,7 @@ def summarize(history: Sequence[Metrics], seconds: float) -> Summary:
     )
 
 
-def write_summary(folder: Path, summary: Summary) -> None:
+def write_summary(folder: Path, summary: Summary | FitSummary) -> None:
     """Whole or not at all: a script may be waiting for the file."""
     text = json.dumps(asdict(summary), indent=2) + "\n"
     scratch = folder / "summary.json.tmp"
@@ -78,32 +103,46 @@ def write_samples(folder: Path, samples: Sequence[Sample]) -> None:
 
 def plot_rewards(path: Path, history: Sequence[Metrics], title: str) -> None:
     """The reward curve as a PNG: every step, and the mean of the last ten at each step."""
+    _plot(path, history, title, {"mean reward": ("reward/mean", "eval/reward")})
+
+
+def plot_fit(path: Path, history: Sequence[Metrics], title: str) -> None:
+    """The same of a reward model: its loss, and how many pairs it has in the right order."""
+    curves = {
+        "loss": ("reward_model/loss", "eval/loss"),
+        "pairs in the right order": ("reward_model/accuracy", "eval/accuracy"),
+    }
+    _plot(path, history, title, curves)
+
+
+def _plot(
+    path: Path, history: Sequence[Metrics], title: str, curves: Mapping[str, tuple[str, str]]
+) -> None:
+    """`curves`: by label, the metric of steps and that of evaluations; side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    rewards = [metrics["reward/mean"] for metrics in history]
-    windows = [rewards[max(0, end - REWARD_WINDOW) : end] for end in range(1, len(rewards) + 1)]
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    steps = range(1, len(rewards) + 1)
-    axes.plot(steps, rewards, color="0.7", linewidth=1, label="each step")
-    axes.plot(
-        steps,
-        [sum(window) / len(window) for window in windows],
-        color="tab:blue",
-        linewidth=2,
-        label=f"mean of the last {REWARD_WINDOW}",
-    )
-    evaluated = [
-        (step, metrics["eval/reward"])
-        for step, metrics in zip(steps, history, strict=True)
-        if "eval/reward" in metrics
-    ]
-    if evaluated:
-        axes.plot(*zip(*evaluated, strict=True), "o", color="tab:orange", label="evaluation")
-    axes.set(xlabel="step", ylabel="mean reward", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    figure = Figure(figsize=(7 * len(curves), 4), layout="constrained")
+    figure.suptitle(title)
+    for place, (label, (of_step, of_evaluation)) in enumerate(curves.items(), start=1):
+        axes = figure.add_subplot(1, len(curves), place)
+        values = [metrics[of_step] for metrics in history]
+        windows = [values[max(0, end - REWARD_WINDOW) : end] for end in range(1, len(values) + 1)]
+        means = [sum(window) / len(window) for window in windows]
+        steps = range(1, len(values) + 1)
+        axes.plot(steps, values, color="0.7", linewidth=1, label="each step")
+        behind = f"mean of the last {REWARD_WINDOW}"
+        axes.plot(steps, means, color="tab:blue", linewidth=2, label=behind)
+        evaluated = [
+            (step, metrics[of_evaluation])
+            for step, metrics in zip(steps, history, strict=True)
+            if of_evaluation in metrics
+        ]
+        if evaluated:
+            axes.plot(*zip(*evaluated, strict=True), "o", color="tab:orange", label="evaluation")
+        axes.set(xlabel="step", ylabel=label)
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.savefig(path, dpi=120)

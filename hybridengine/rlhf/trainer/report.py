@@ -15,12 +15,13 @@ from rich.console import Console
 from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
-from hybridengine.rlhf.trainer.artifacts import Sample, Summary
+from hybridengine.rlhf.trainer.artifacts import FitSummary, Sample, Summary
 from hybridengine.visible import rows_of, visible
 
 # What a run may leave, and what it is for.
 _LEFT = {
     "reward.png": "the curve",
+    "accuracy.png": "the curves",
     "samples.jsonl": "prompts with answers before and after",
     "metrics.jsonl": "every number of every step",
     "summary.json": "the numbers of the run",
@@ -42,8 +43,19 @@ def announce(
         f"{preset}{config.algorithm.advantage} on {counted(trainer.ranks, 'rank')} "
         f"({trainer.placement}): {', '.join(roles)}",
     )
-    limit = "" if trainer.time_limit_s is None else f", at most {trainer.time_limit_s:g} s"
-    say(screen, f"{_kept(counts)}, {counted(trainer.steps or 0, 'step')}{limit}")
+    say(screen, f"{_kept(counts)}, {_steps(config)}")
+
+
+def announce_fit(
+    screen: Console, config: Config, num_pairs: int, num_held_out: int, folder: Path
+) -> None:
+    """The same of a reward model."""
+    screen.print(str(folder), soft_wrap=True)
+    say(
+        screen,
+        f"reward model on {counted(config.trainer.ranks, 'rank')}: "
+        f"{counted(num_pairs, 'pair')}, {num_held_out:,} held out, {_steps(config)}",
+    )
 
 
 def conclude(
@@ -66,9 +78,35 @@ def conclude(
         facts.append(f"reshard {summary.reshard_received_over_bound:.2f} of the bound")
     if summary.reward_errors:
         facts.append(f"{counted(summary.reward_errors, 'reward')} failed")
+    _end(screen, facts, ending, folder)
+
+
+def conclude_fit(screen: Console, summary: FitSummary, folder: Path, ending: str = "") -> None:
+    """What a reward model learned, why it ended, and what it left."""
+    over = (
+        f"{counted(summary.held_out, 'held-out pair')} in the right order"
+        if summary.held_out
+        else "pairs of the last steps in the right order; none were held out (data.eval_share)"
+    )
+    facts = [
+        f"loss {summary.loss:.3f}",
+        f"{summary.accuracy:.1%} of {over}",
+        counted(summary.steps, "step"),
+        f"{summary.seconds:.0f} s",
+    ]
+    _end(screen, facts, ending, folder)
+
+
+def _end(screen: Console, facts: Sequence[str], ending: str, folder: Path) -> None:
     say(screen, ", ".join(facts))
     say(screen, ending or "all steps are done")
     list_files(screen, folder)
+
+
+def _steps(config: Config) -> str:
+    trainer = config.trainer
+    limit = "" if trainer.time_limit_s is None else f", at most {trainer.time_limit_s:g} s"
+    return f"{counted(trainer.steps or 0, 'step')}{limit}"
 
 
 def list_files(screen: Console, folder: Path) -> None:
