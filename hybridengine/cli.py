@@ -23,6 +23,7 @@ from hybridengine.command_line import NO_VALUE, Command, CommandLineError, Group
 from hybridengine.job import RankOutcome, ReshardJob, run_job
 from hybridengine.launch import end_fork_server, run_local
 from hybridengine.models import Model, model_names, resolve
+from hybridengine.patience import with_patience
 from hybridengine.planning import bind_both, plan
 from hybridengine.progress import show_phases
 from hybridengine.rlhf import cli as rlhf_cli
@@ -140,7 +141,10 @@ def reshard_command(
     _check_json_path(json_path)
     found = resolve(model)
     job = ReshardJob(model, src, dst, dtype, _bucket_bytes(bucket), verify)
-    schedule = plan(found.spec, src, dst, dtype=dtype, bucket_bytes=job.bucket_bytes)
+    schedule = with_patience(
+        f"planning {src} -> {dst}",
+        lambda: plan(found.spec, src, dst, dtype=dtype, bucket_bytes=job.bucket_bytes),
+    )
     _check_weights(found)
     outcomes = _run(job, found, None if transport == "auto" else transport, timeout)
     facts = reshard_facts(job, outcomes, schedule.num_buckets)
@@ -166,10 +170,14 @@ def plan_command(
     from hybridengine.explain import plan_facts, render_plan
 
     _check_json_path(json_path)
-    spec = resolve(model).spec
-    source, target = bind_both(spec, src, dst, dtype)
-    schedule = plan(spec, source, target, bucket_bytes=_bucket_bytes(bucket))
-    facts = plan_facts(model, source, target, schedule)
+    spec, bucket_bytes = resolve(model).spec, _bucket_bytes(bucket)
+
+    def facts_of_plan() -> dict[str, Any]:
+        source, target = bind_both(spec, src, dst, dtype)
+        schedule = plan(spec, source, target, bucket_bytes=bucket_bytes)
+        return plan_facts(model, source, target, schedule)
+
+    facts = with_patience(f"planning {src} -> {dst}", facts_of_plan)
     if json_path is not None:
         _write_json(json_path, facts)
     if json_path != "-":

@@ -7,6 +7,7 @@ from typing import Any
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.layout import Layout, LayoutRule
+from hybridengine.room import check_room
 from hybridengine.spec import Spec
 
 DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
@@ -24,9 +25,10 @@ def plan(
 ) -> Any:
     """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
 
-    Throws UsageError where the layouts do not fit the spec.
+    Throws UsageError where the layouts do not fit the spec, or the moves not into memory.
     """
     source, target = bind_both(spec, src, dst, dtype)
+    check_room(source, target)
     return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
 
 

@@ -72,6 +72,13 @@ void bind_plan(py::module_& module) {
       .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; })
       .def("__str__", &Plan::to_string);
   module.def(
+      "count_moves",
+      [](std::shared_ptr<Layout> src, std::shared_ptr<Layout> dst) {
+        py::gil_scoped_release release;
+        return count_moves(src, dst);
+      },
+      py::arg("src"), py::arg("dst"), "How many moves a plan would have, but for a few more.");
+  module.def(
       "make_plan",
       [](std::shared_ptr<Layout> src, std::shared_ptr<Layout> dst) {
         py::gil_scoped_release release;

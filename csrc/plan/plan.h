@@ -100,6 +100,11 @@ using PlanPtr = std::shared_ptr<const Plan>;
 /// destination box that no source rank holds, or a partial destination.
 PlanPtr make_plan(const LayoutPtr& src, const LayoutPtr& dst);
 
+/// How many moves make_plan() would make from a layout that is not partial, without making them:
+/// the parts of all tensors. It makes a few more, where the shares of two senders meet amid a part.
+/// Throws as make_plan() does.
+int64_t count_moves(const LayoutPtr& src, const LayoutPtr& dst);
+
 /// make_plan() from a partial layout.
 PlanPtr make_reducing_plan(const LayoutPtr& src, const LayoutPtr& dst);
 

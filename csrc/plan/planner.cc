@@ -239,6 +239,15 @@ class Planner {
 
 }  // namespace
 
+int64_t count_moves(const LayoutPtr& src, const LayoutPtr& dst) {
+  const Pairing pairing = pair_tensors(*src, *dst);
+  HolderSets sets;
+  int64_t moves = 0;
+  for (const PairKind& kind : pairing.kinds)
+    moves += kind.count * static_cast<int64_t>(make_parts(*src, *dst, kind, sets).size());
+  return moves;
+}
+
 PlanPtr make_plan(const LayoutPtr& src, const LayoutPtr& dst) {
   if (dst->op() != Op::kCopy)
     throw UsageError("a destination cannot be partial", dst->text(),
