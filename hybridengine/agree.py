@@ -31,6 +31,7 @@ class Statement:
     error: str = ""
     rows: list[Row] | None = None  # None: it passed no model
     whole: bool = False  # rows have the shapes of whole tensors
+    plain_module: bool = False  # a module none of whose tensors is a DTensor
     aliases: list[tuple[str, str]] | None = None
     empty: list[str] | None = None  # rows without bytes here, so that nothing tells what they share
     uncut: list[str] | None = None  # rows that are whole here although others are sharded
@@ -101,6 +102,7 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
         rows = lowest.rows
         _check_rows_agree(held)
     elif rule.family == "fsdp2" and rule.arg("tp") == 1:
+        _check_sharded(lowest, rule, expected)
         rows = rule.infer_spec(_local_shapes(held)).tensors
     elif expected is not None:
         return expected.with_dtype(lowest.rows[0][2]) if lowest.rows else expected
@@ -113,6 +115,7 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     targets = _target_names(statements, expected)
     names = canonical_names([name for name, _, _ in rows], targets or [])
     rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
+    _check_as_configured(rows, rule, expected, summed=not lowest.whole)
     aliases = [(alias, names.get(name, name)) for alias, name in tied.items()]
     # What a fused tensor of the destination lacks, nobody would notice.
     if targets is not None and (by_config or any(each.out is not None for each in statements)):
@@ -123,6 +126,40 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
             check_matched([row[0] for row in rows], [t for t in targets if t not in known])
     kept = {name for name, _, _ in rows}
     return Spec.from_tensors(rows, [each for each in aliases if each[1] in kept], config)
+
+
+def _check_sharded(statement: Statement, rule: LayoutRule, expected: Spec | None) -> None:
+    """Throws UsageError on a module that was never sharded. Where a config tells the shapes of the
+    whole, they say more than this does."""
+    if statement.plain_module and rule.arg("n") > 1 and expected is None:
+        raise UsageError(
+            f"no tensor of the module is a DTensor, so each rank holds all of it, which {rule} "
+            "would take for chunks. Call fully_shard(model) first, or pass "
+            f"src='replicated({rule.size})'. Where plain tensors really are chunks, pass a dict of "
+            "them: dict(model.state_dict())."
+        )
+
+
+def _check_as_configured(
+    rows: list[Row], rule: LayoutRule, expected: Spec | None, *, summed: bool
+) -> None:
+    """Throws UsageError where a tensor has another shape than the model's config says. `summed`:
+    shapes are what the chunks of all ranks add up to."""
+    known = {} if expected is None else {name: shape for name, shape, _ in expected.tensors}
+    for name, shape, _ in rows:
+        if known.get(name, shape) == shape:
+            continue
+        if summed and rule.family == "fsdp2":
+            raise UsageError(
+                f"{name!r} would be {list(shape)} if every rank held a chunk; the config says "
+                f"{list(known[name])}, which every rank holds whole. Call fully_shard(model) "
+                f"first, or pass src='replicated({rule.size})'."
+            )
+        raise UsageError(
+            f"{name!r} is {list(shape)} in the model; its config says {list(known[name])}. Mend "
+            "the config (resize_token_embeddings() keeps both alike), or pass layouts that are "
+            "bound to a spec of these shapes."
+        )
 
 
 def _tied_names(held: dict[int, Statement]) -> dict[str, str]:

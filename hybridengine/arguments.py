@@ -27,7 +27,7 @@ class Arguments:
     src: Any = None  # Layout | LayoutRule, and so is dst
     dst: Any = None
     held: memory.Held | None = None
-    out: dict[str, Any] | None = None
+    out: memory.Writable | None = None
 
 
 def read_arguments(
@@ -46,8 +46,8 @@ def read_arguments(
         memory.parse_dtype(options.get("dtype"))
         targets = None
         if out is not None:
-            targets, statement.out_uncut = memory.writable(out)
-            statement.out = list(targets)
+            targets = memory.writable(out)
+            statement.out, statement.out_uncut = list(targets.tensors), targets.uncut
         held = None if model is None else memory.held_by(model)
         if held is not None:
             _state_memory(statement, held)
@@ -69,6 +69,7 @@ def _names_of(dst: Layout | LayoutRule) -> str:
 
 def _state_memory(statement: Statement, held: memory.Held) -> None:
     statement.rows, statement.whole = held.rows, held.whole
+    statement.plain_module = held.module and not held.whole
     statement.aliases, statement.uncut = held.aliases, held.uncut
     statement.empty = [name for name, tensor in held.tensors.items() if tensor.numel() == 0]
     statement.contiguous = all(tensor.is_contiguous() for tensor in held.tensors.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hybridengine import _core
 from hybridengine._core import UsageError
@@ -16,6 +17,8 @@ from hybridengine.families import Family, Request, get_family
 from hybridengine.grammar import check_ranks, format_ranks, parse_call
 from hybridengine.infer import LocalShapes, infer_tensors
 from hybridengine.mapping import Mapping
+from hybridengine.names import canonical_names, template_of
+from hybridengine.placements import placed_layout
 from hybridengine.spec import Spec
 
 
@@ -93,7 +96,7 @@ class LayoutRule:
             config=spec.config,
             tied=bool(spec.aliases),
             mapping=self.mapping,
-            uncut=sorted({re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in uncut}),
+            uncut=sorted(set(map(template_of, uncut))),
         )
         layout = Layout(_core.bind(get_family(self.family).make(request), spec.core), spec)
         return layout if self.op is None else layout.partial(self.op)
@@ -128,6 +131,31 @@ class Layout:
     def __init__(self, core: _core.Layout, spec: Spec | None = None) -> None:
         self.core = core
         self.spec = Spec(core.spec) if spec is None else spec
+
+    @staticmethod
+    def of(model: Any) -> Layout:
+        """The layout that the DTensors of a module, or of a dict of tensors, describe: their mesh
+        says which ranks, their placements which parts, on any dim, FSDP2 over tensor parallelism
+        and replicas included.
+
+        Ranks are those of the default process group. Tensors that are no DTensors (buffers,
+        ignored parameters) are whole on every rank of the mesh. Names are the checkpoint's where
+        the model has a config that is mapped. Nothing is communicated, so each rank says what it
+        believes; a reshard compares it.
+
+        Throws UsageError where nothing is a DTensor, or where one has a placement that is neither
+        Shard nor Replicate.
+        """
+        from hybridengine.tensors import held_by  # torch: not needed to plan
+
+        held = held_by(model)
+        known = [] if held.config is None else Spec.from_architecture(held.config).tensors
+        names = canonical_names(held.tensors, [name for name, _, _ in known])
+        rows = [(names[name], shape, dtype) for name, shape, dtype in held.rows]
+        aliases = [(alias, names[name]) for alias, name in held.aliases]
+        spec = Spec.from_tensors(rows, aliases, held.config)
+        placements = {names[name]: each for name, each in held.placements.items()}
+        return Layout(placed_layout(rows, placements, spec.core), spec)
 
     @staticmethod
     def fsdp2(

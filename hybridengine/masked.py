@@ -187,7 +187,8 @@ def _matching(given: Any, tensors: list[Any], name: str) -> list[Any]:
     listed = _listed(given)
     if len(listed) != len(tensors):
         raise UsageError(f"{name} has {len(listed)} tensors, values {len(tensors)}. Give as many.")
-    return list(memory.writable({str(i): each for i, each in enumerate(listed)})[0].values())
+    named = {str(i): each for i, each in enumerate(listed)}
+    return list(memory.writable(named).tensors.values())
 
 
 def _score_list(scores: Any, values: Any, tensors: list[Any]) -> list[Any]:

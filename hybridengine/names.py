@@ -7,6 +7,7 @@ called 'module' keeps its name. What matches nothing is an error, never skipped 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 from hybridengine._core import UsageError
@@ -19,6 +20,11 @@ _MAYBE_WRAPPER = frozenset({"module"})
 _PEFT_PREFIX = "base_model.model."
 
 _MAX_LISTED = 8
+
+
+def template_of(name: str) -> str:
+    """`name` with each component that is a number written as '*'."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def unwrapped(name: str) -> str:

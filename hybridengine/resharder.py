@@ -5,6 +5,7 @@ A Resharder agrees and plans once and runs as often as weights change; reshard()
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from hybridengine.agree import (
 )
 from hybridengine.arguments import communicator_for, layout_part, read_arguments
 from hybridengine.comm import Communicator
+from hybridengine.fit import in_order
 from hybridengine.fresh import FreshTensors
 from hybridengine.layout import Layout, LayoutRule
-from hybridengine.names import canonical_names, check_matched
 from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
 from hybridengine.report import Report
 from hybridengine.views import find_views
@@ -78,14 +79,14 @@ class Resharder:
                 partial=partial,
             )
             statements = gather(self.comm, mine.statement)
-            rules, held, self._out = (mine.src, mine.dst), mine.held, mine.out
+            rules, held = (mine.src, mine.dst), mine.held
             check_roles(statements, tuple(mine.src.ranks), tuple(mine.dst.ranks))
             parts: list[Part] = []
             error = ""
             try:
                 self._bind(*rules, statements, memory.parse_dtype(dtype), partial, parts)
                 self._plan(bucket_bytes, parts)
-                self._take_memory(held, partial)
+                self._take_memory(held, mine.out, partial)
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
@@ -155,19 +156,24 @@ class Resharder:
             self.schedule.check()
         _dump(self.comm.rank, self.plan, self.schedule)
 
-    def _take_memory(self, held: memory.Held | None, partial: bool) -> None:
+    def _take_memory(
+        self, held: memory.Held | None, out: memory.Writable | None, partial: bool
+    ) -> None:
         """Puts the tensors into layout order. Throws UsageError on one that does not fit."""
         self._sources: list[Any] = []
         self._targets: list[Any] | None = None
         self._views: dict[str, Any] = {}
+        road = f"{self.src.text} -> {self.dst.text}"
+        put = functools.partial(in_order, aliases=self.spec.aliases, partial=partial, road=road)
+        rank = self.comm.rank
         if held is not None:
-            seconds = {alias: held.tensors[name] for alias, name in held.aliases}
-            self._sources = self._in_order(self.src, held.tensors | seconds, "model", partial)
-        if self._out is not None:
-            self._targets = self._in_order(self.dst, self._out, "out", partial)
-            stored = {name for name, _, _ in self.dst.locals(self.comm.rank)}
+            given = held.tensors | {alias: held.tensors[name] for alias, name in held.aliases}
+            self._sources = put(self.src, rank, given, held.placements, side="model")
+        if out is not None:
+            self._targets = put(self.dst, rank, out.tensors, out.placements, side="out")
+            stored = {name for name, _, _ in self.dst.locals(rank)}
             tied = [(alias, name) for alias, name in self.spec.aliases if alias not in stored]
-            memory.check_apart(self._out, held.tensors if held is not None else {}, tied)
+            memory.check_apart(out.tensors, held.tensors if held is not None else {}, tied)
         if self.alias and self.src.core.op != "copy":
             raise UsageError(
                 f"views of {self.src.text} would show contributions, not their {self.src.core.op}. "
@@ -175,30 +181,6 @@ class Resharder:
             )
         if self.alias:
             self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
-
-    def _in_order(
-        self, layout: Layout, given: dict[str, Any], side: str, partial: bool
-    ) -> list[Any]:
-        """The given tensors in the order of this rank's local tensors of `layout`."""
-        rows = layout.locals(self.comm.rank)
-        names = canonical_names(given, [name for name, _, _ in rows])
-        by_name = {names[name]: tensor for name, tensor in given.items()}
-        wanted = [name for name, _, _ in rows]
-        known = {alias for alias, _ in self.spec.aliases} - set(wanted)
-        offered = [name for name in by_name if name not in known]
-        if partial:
-            offered = [name for name in offered if name in set(wanted)]
-        check_matched(*((offered, wanted) if side == "model" else (wanted, offered)))
-        for name, shape, dtype in rows:
-            found = tuple(by_name[name].shape), memory.dtype_name(by_name[name].dtype)
-            if found != (shape, dtype):
-                raise UsageError(
-                    f"{side} tensor {name!r} is {list(found[0])} {found[1]} on rank "
-                    f"{self.comm.rank}, {layout.text} has {list(shape)} {dtype} there "
-                    f"({self.src.text} -> {self.dst.text}). Pass the shard that this layout gives "
-                    "to this rank, another layout, or dtype= to convert."
-                )
-        return [by_name[name] for name, _, _ in rows]
 
     def run(self) -> dict[str, Any]:
         """Moves the weights as they are now. Returns this rank's destination tensors by the names

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hybridengine._core import UsageError
+from hybridengine._core import UsageError, describe_memory
+from hybridengine.placements import Placement, is_distributed, placement_of
 from hybridengine.spec import ModelConfig, Spec
 
 Row = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -36,6 +37,8 @@ class Held:
     aliases: list[tuple[str, str]]
     config: ModelConfig | None
     uncut: list[str]  # whole here, although others are sharded
+    placements: dict[str, Placement]  # of DTensors, by the names of `tensors`
+    module: bool  # and no dict
 
 
 def held_by(model: Any) -> Held:
@@ -64,19 +67,28 @@ def held_by(model: Any) -> Held:
         first_of[place] = name
         tensors[name] = local
         rows.append((name, shape, dtype_name(local.dtype)))
-    whole = any(map(_is_distributed, named.values()))
-    return Held(tensors, rows, whole, aliases, _config_of(model), _uncut(named))
+    placements = placements_of({name: named[name] for name in tensors})
+    return Held(
+        tensors,
+        rows,
+        bool(placements),
+        aliases,
+        _config_of(model),
+        _uncut(named),
+        placements,
+        isinstance(model, torch.nn.Module),
+    )
 
 
-def _is_distributed(tensor: Any) -> bool:
-    """Whether it is a DTensor, which knows the shape of the whole."""
-    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+def placements_of(named: Mapping[str, Any]) -> dict[str, Placement]:
+    """What the DTensors among them say. Throws UsageError on placements that are not read."""
+    return {n: placement_of(n, each) for n, each in named.items() if is_distributed(each)}
 
 
 def _uncut(named: Mapping[str, Any]) -> list[str]:
     """What every rank holds whole although there are DTensors: fully_shard leaves buffers and
     ignored parameters as they are."""
-    if not any(map(_is_distributed, named.values())):
+    if not any(map(is_distributed, named.values())):
         return []
     return [
         name
@@ -93,7 +105,7 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
             "one (torch.from_numpy shares the memory of an array)."
         )
     shape = tuple(tensor.shape)
-    sharded = _is_distributed(tensor)
+    sharded = is_distributed(tensor)
     placements = getattr(tensor, "placements") if sharded else ()  # noqa: B009
     if any(placement.is_partial() for placement in placements):
         raise UsageError(
@@ -108,8 +120,17 @@ def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
         )
     if local.layout is not torch.strided:
         raise UsageError(f"{name!r} is {local.layout}, only strided tensors are moved.")
+    _check_readable(name, local)
     # Not detached: where a caller gives a parameter other storage (.data), runs must see it.
     return local, shape
+
+
+def _check_readable(name: str, local: torch.Tensor) -> None:
+    """Throws UsageError, naming the tensor, where the core cannot use its memory."""
+    try:
+        describe_memory(local)
+    except UsageError as error:
+        raise UsageError(f"{name!r}: {error}") from error
 
 
 def _place(tensor: torch.Tensor, local: torch.Tensor) -> tuple[Any, ...]:
@@ -196,9 +217,17 @@ def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:
     return int((left != right).sum())
 
 
-def writable(out: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Tensors that a caller gave to be written into, and the names of those that
-    are whole although others are sharded.
+@dataclass(frozen=True)
+class Writable:
+    """Tensors that a caller gave to be written into. `uncut` and `placements` as of Held."""
+
+    tensors: dict[str, torch.Tensor]
+    uncut: list[str]
+    placements: dict[str, Placement]
+
+
+def writable(out: Any) -> Writable:
+    """Reads a dict of tensors to write into.
 
     Throws UsageError on what is no dict, no tensor, or has elements that share memory.
     """
@@ -212,7 +241,7 @@ def writable(out: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
                 f"out tensor {name!r} is expanded: several of its elements share one place. Give "
                 "it memory of its own (clone())."
             )
-    return tensors, _uncut(out)
+    return Writable(tensors, _uncut(out), placements_of(out))
 
 
 def check_apart(

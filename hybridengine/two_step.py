@@ -24,7 +24,7 @@ from hybridengine.layout import Layout
 from hybridengine.names import canonical_names
 from hybridengine.optimizers import Masters, OptimizerFactory, prove_element_wise
 from hybridengine.ownership import agree_on_trained, owners_for
-from hybridengine.placements import is_placed, placed_layout
+from hybridengine.placements import is_distributed
 from hybridengine.planning import LayoutLike
 from hybridengine.report import Report
 from hybridengine.resharder import Resharder
@@ -95,13 +95,14 @@ class TwoStep:
             error = ""
             try:
                 self._module = _inner(module)
+                if train_layout is None:
+                    train_layout = self._found_layout()
                 _check_options(max_norm, grad_op)
                 prove_element_wise(optimizer_factory)
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, [])
-        if train_layout is None:
-            train_layout = self._found_layout()
+        assert train_layout is not None, "found above"
         loader = Resharder(self._module, train_layout, gen_layout, comm=self.comm, dtype=dtype)
         self.generation = loader.run()
         self._train, self._gen = loader.src, loader.dst
@@ -111,9 +112,10 @@ class TwoStep:
             self.optimizer = self._masters.make_optimizer(optimizer_factory)
 
     def _found_layout(self) -> LayoutLike:
-        if is_placed(self._module):
-            with self.comm.between_calls():
-                return placed_layout(self.comm, self._module)
+        """As the module's DTensors say, which know all ranks; else everything is whole."""
+        named = {} if self._module is None else _named(self._module)
+        if any(map(is_distributed, named.values())):
+            return Layout.of(self._module)
         return Layout.replicated(self.comm.world)
 
     def _take_parameters(self) -> None:

@@ -304,3 +304,15 @@ def train_with_ddp(comm: Communicator, path: str) -> list[list[float]]:
 def test_the_hook_of_distributed_data_parallel(tmp_path):
     found = run_ranks(2, train_with_ddp, str(tmp_path / "store"), transport="shm")
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("call", [he.all_reduce, he.broadcast])
+def test_a_sign_that_is_kept_beside_the_memory_is_refused(call):
+    def main(comm: Communicator) -> None:
+        lazy = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+        with pytest.raises(UsageError, match=r"is_neg\(\).*Pass resolve_neg\(\)"):
+            call(lazy, comm=comm)
+        assert not comm.dead
+        call(lazy.resolve_neg(), comm=comm)
+
+    run_threads(2, main, transport="loopback")

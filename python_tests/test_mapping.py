@@ -88,6 +88,29 @@ def test_a_tensor_that_the_mapping_forgot_is_an_error():
         Layout.vllm(tp=2, mapping=Mapping([Weight("a.weight")])).bind(spec)
 
 
+@pytest.mark.parametrize("lost", ["gate", "up"])
+def test_a_fused_tensor_that_lost_a_part(lost):
+    """It would be another tensor, of another size in each layer."""
+    parts = ("gate", "up")
+    mapping = Mapping(
+        [
+            Weight(f"l.*.{part}.weight", fused=("l.*.gate_up.weight", slot))
+            for slot, part in enumerate(parts)
+        ]
+    )
+    rows = [(f"l.{i}.{part}.weight", (4, 4), "float32") for i in range(2) for part in parts]
+    whole = Layout.vllm(mapping=mapping).bind(Spec.from_tensors(rows))
+    assert whole.locals(0) == [(f"l.{i}.gate_up.weight", (8, 4), "float32") for i in range(2)]
+    spec = Spec.from_tensors([row for row in rows if row[0] != f"l.1.{lost}.weight"])
+    other = "up" if lost == "gate" else "gate"
+    with pytest.raises(UsageError) as raised:
+        Layout.vllm(mapping=mapping).bind(spec)
+    assert "'l.1.gate_up.weight' lacks a part" in str(raised.value)
+    assert f"no 'l.1.{lost}.weight' beside 'l.1.{other}.weight'" in str(raised.value)
+    spec = Spec.from_tensors([row for row in rows if not row[0].startswith("l.1.")])
+    Layout.vllm(mapping=mapping).bind(spec).check()  # all of it may be left out
+
+
 def test_shared_units_and_row_cuts_of_an_own_mapping():
     mapping = Mapping(
         [Weight("k.*.weight", cut=column(2, shared=True)), Weight("o.*.weight", cut=row(4))]

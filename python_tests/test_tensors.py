@@ -64,6 +64,50 @@ def test_what_counts_as_one_tensor():
     assert memory.held_by({"a": nothing, "b": nothing}).aliases == [("b", "a")]
 
 
+def _freed() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class _Wrapper(torch.Tensor):
+    """A subclass without memory of its own, as quantized weights are."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+def _fake() -> torch.Tensor:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(3)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize("make", [_freed, lambda: _Wrapper((2, 2)), _fake])
+def test_a_tensor_without_memory_is_named(make):
+    for read in (memory.held_by, memory.writable):
+        with pytest.raises(
+            UsageError, match=r"'w': cannot use the memory of .*(no memory|storage)"
+        ):
+            read({"w": make()})
+
+
+def test_a_sign_that_is_kept_beside_the_memory():
+    """torch negates lazily: the bytes that lie there mean another number."""
+    lazy = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    for read in (memory.held_by, memory.writable):
+        with pytest.raises(UsageError, match=r"'w': .*is_neg\(\).*Pass resolve_neg\(\)"):
+            read({"w": lazy})
+    memory.held_by({"w": lazy.resolve_neg()})
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -113,7 +157,7 @@ def test_num_different_counts_bits(size):
 
 
 def check_apart(out: dict, sources: dict, aliases: tuple = ()) -> None:
-    memory.check_apart(memory.writable(out)[0], sources, aliases)
+    memory.check_apart(memory.writable(out).tensors, sources, aliases)
 
 
 def test_memory_that_lies_apart():

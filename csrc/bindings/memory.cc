@@ -172,6 +172,26 @@ BorrowedMemory read_by_protocol(py::handle object) {
   return read_capsule(object, capsule);
 }
 
+/// torch keeps a sign in a bit beside the memory where it can (x.conj().imag): what lies there is
+/// then not what the tensor means.
+void refuse_lazy_sign(py::handle object) {
+  static auto* const known = new std::unordered_map<PyTypeObject*, bool>;
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  auto found = known->find(type);
+  if (found == known->end()) {
+    Py_INCREF(type);
+    found = known->emplace(type, py::hasattr(object, "is_neg")).first;
+  }
+  if (!found->second) return;
+  const auto answer =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
+  if (!answer) throw py::error_already_set();
+  if (answer.ptr() == Py_True)
+    refuse(object, "its sign is kept in a bit of the tensor (is_neg()), not in its memory",
+           "Pass resolve_neg() of it.");
+}
+
 BorrowedMemory read_by_exchange(py::handle object, const dlpack::ExchangeApi& api) {
   dlpack::ManagedTensorVersioned* managed = nullptr;
   if (api.to_managed(object.ptr(), &managed) != 0) refuse_with_exception(object);
@@ -192,6 +212,7 @@ py::tuple describe_memory(const py::object& object, bool exchange) {
 }  // namespace
 
 BorrowedMemory borrow_memory(py::handle object, bool exchange) {
+  refuse_lazy_sign(object);
   const auto* api = exchange ? exchange_api(Py_TYPE(object.ptr())) : nullptr;
   return api ? read_by_exchange(object, *api) : read_by_protocol(object);
 }

@@ -127,7 +127,8 @@ class Binder {
   void add_tensor(int32_t tensor) {
     const std::string& name = tensors_[tensor].name;
     find_template(name, template_, numbers_);
-    auto found = by_template_.find(template_);
+    auto found = by_template_.find(name);
+    if (found == by_template_.end()) found = by_template_.find(template_);
     if (found == by_template_.end()) found = by_template_.find("**");
     if (found == by_template_.end())
       throw UsageError(str_cat("no rule of ", rule_.text, " says where '", name, "' goes"), "",
@@ -239,6 +240,7 @@ class Binder {
       here_.push_back(i);
     }
     if (here_.empty()) return std::nullopt;
+    check_parts(slots, at);
     const Rank rank = layout_->ranks_[at];
     Stored stored{{rank, 0, tensors_[slots[here_.front()].tensor].dtype, joined(slots, at)}, {}};
     const Dims strides = stored.local.shape.contiguous_strides();
@@ -252,6 +254,27 @@ class Binder {
         offset += share.local_size[kind.rule->cat_dim] * strides[kind.rule->cat_dim];
     }
     return stored;
+  }
+
+  /// A fused tensor without one of its parts would be another tensor.
+  void check_parts(std::span<const Slot> slots, int32_t at) {
+    const Slot& first = slots[here_.front()];
+    const std::string& to = slot_kinds_[first.kind].rule->to;
+    if (to == "**") return;
+    for (const TensorRule& part : rule_.rules) {
+      if (part.to != to || !lives_at(part, -1, rule_.mesh, positions_[at])) continue;
+      const auto fills = [&](size_t i) {
+        return slot_kinds_[slots[i].kind].rule->slot == part.slot;
+      };
+      if (std::any_of(here_.begin(), here_.end(), fills)) continue;
+      const std::string& present = tensors_[first.tensor].name;
+      find_template(present, template_, numbers_);
+      substitute(part.from, present, numbers_, local_name_);
+      throw UsageError(
+          str_cat("'", layout_->names_[first.group], "' lacks a part"),
+          str_cat("there is no '", local_name_, "' beside '", present, "', ", rule_.text),
+          "Pass all that is fused there, or none of it.");
+    }
   }
 
   /// The shape of the slots in here_, joined.

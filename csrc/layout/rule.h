@@ -64,7 +64,8 @@ struct Where {
 };
 
 struct TensorRule {
-  std::string from;  // template of the logical name; "**" matches whatever no other rule does
+  std::string from;  // template of the logical name, or one name, which goes before its template;
+                     // "**" matches whatever no other rule does
   std::string to;    // template of the local name, with the same number of '*'; "**" keeps the name
   int32_t slot = 0;  // order within a fused local tensor
   int cat_dim = 0;
