@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from hybridengine import Communicator
+from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.trainer.placement import Roles, _class, roles_of
+from hybridengine.rlhf.trainer.placement import Roles, _class
 from hybridengine.rlhf.workers import RankContext, Reference
 from hybridengine.rlhf.workers.reference import _with_values
 from hybridengine.rlhf.workers.role import dispatched_methods

@@ -187,6 +187,9 @@ def test_preferences_share_their_prompt() -> None:
 def test_what_is_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no directory '/nowhere' with a tokenizer"):
         load_tokenizer("/nowhere")
+    with pytest.raises(UsageError, match=r"has no tokenizer \(no tokenizer.json.*model\.tokenizer"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UsageError, match=r"the tokenizer does not load: .*model\.tokenizer"):
         load_tokenizer(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import rlhf_local_roles
+import yaml
 
 from hybridengine import UsageError
 from hybridengine.rlhf.batch import as_rows
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import Sinks
+from hybridengine.rlhf.model_files import check_models, trained_types
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.checks import check_attention
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.loop import Loop
 from hybridengine.rlhf.trainer.offline import Offline
@@ -116,6 +119,22 @@ def test_every_algorithm_finds_what_pays(tmp_path: Path, overrides: list[str]) -
     assert rewards[0] < 0.4
     assert sum(rewards[-3:]) / 3 > 0.85
     assert all(metrics.get("actor/ratio_max_error", 0) == 0 for metrics in run.loop.history)
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+def test_every_family_of_the_list_trains(tmp_path: Path, model_type: str) -> None:
+    facts = yaml.safe_load(_MODEL) | {"model_type": model_type, "head_dim": 8, "pad_token_id": 0}
+    padded = ["actor.sequence_packing=false", "critic.sequence_packing=false"]
+    model = f"model.config={json.dumps(facts)}"
+    more = padded if model_type == "gemma2" else []  # it caps the logits of its attention
+    config = _config(tmp_path, "trainer.steps=2", model, *more)
+    check_models(config)
+    check_attention(config)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        run.rewards()
+    assert [metrics["actor/updates"] for metrics in run.loop.history] == [4, 4]
+    assert all(metrics["actor/ratio_max_error"] == 0 for metrics in run.loop.history)
 
 
 def test_offline_responses_teach_too(tmp_path: Path) -> None:

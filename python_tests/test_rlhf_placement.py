@@ -3,12 +3,12 @@
 import pytest
 
 from hybridengine.rlhf.config.loading import load_config
+from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.trainer.placement import (
     choose,
     gpus_per_rank,
     pool_of,
     pool_specs,
-    roles_of,
 )
 
 pytestmark = pytest.mark.python

@@ -101,7 +101,7 @@ def _offline(config: Config) -> Iterator[str]:
 def _lengths(config: Config) -> Iterator[str]:
     data, room = config.data, config.rollout.max_model_len
     total = data.max_prompt_length + data.max_response_length
-    if total > room:
+    if total > room and data.mode == "online":
         yield (
             f"data.max_prompt_length {data.max_prompt_length} and data.max_response_length "
             f"{data.max_response_length} add up to {total}, more than rollout.max_model_len "
@@ -174,9 +174,11 @@ def _betas(config: Config) -> Iterator[str]:
 
 def _tensor_parallel(config: Config) -> Iterator[str]:
     trainer = config.trainer
-    alone = trainer.placement == "standalone"
-    ranks = "rollout_ranks" if alone else "ranks"
-    pools = [("rollout", config.rollout.tp_size, ranks)]
+    pools = []
+    if config.data.mode == "online":
+        alone = trainer.placement == "standalone"
+        ranks = "rollout_ranks" if alone else "ranks"
+        pools.append(("rollout", config.rollout.tp_size, ranks))
     if config.reward_model.path is not None:
         apart = trainer.placement in ("split", "standalone")
         ranks = "aux_ranks" if apart else "ranks"

@@ -15,6 +15,9 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Data
 from hybridengine.rlhf.data.samples import Message, Pair, Sample
 
+# Some file of every kind of tokenizer.
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken.json")
+
 # Prompts that go to the tokenizer in one call: enough for its threads, little memory.
 _CALL_ROWS = 1024
 
@@ -56,6 +59,8 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
 
     if not Path(path).is_dir():
         raise UsageError(f"there is no directory {str(path)!r} with a tokenizer. Mend the path.")
+    if not any(file for pattern in _TOKENIZER_FILES for file in Path(path).glob(pattern)):
+        raise _without_tokenizer(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -64,6 +69,9 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
             f"{path}: the tokenizer does not load: {reason} "
             f"Set model.tokenizer to a directory with tokenizer.json and tokenizer_config.json."
         ) from error
+    # Some kinds load without their files: they know one token then, and make none of any text.
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:
+        raise _without_tokenizer(path)
     if tokenizer.eos_token_id is None:
         raise UsageError(
             f"{path}: the tokenizer has no eos_token, so no response could end. "
@@ -200,6 +208,13 @@ class PromptEncoder:
         if self._appends_eos:
             ids = ids[:-1]
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+
+def _without_tokenizer(path: str | Path) -> UsageError:
+    return UsageError(
+        f"{path} has no tokenizer (no tokenizer.json, tokenizer.model or vocab.json). Set "
+        "model.tokenizer to a directory with one."
+    )
 
 
 def _read_template(path: Path) -> str:

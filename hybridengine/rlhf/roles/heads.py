@@ -56,6 +56,7 @@ class RewardModelRole(Role):
             strategy=model.strategy,
             param_offload=model.offload,
             max_tokens_per_gpu=config.actor.max_tokens_per_gpu,
+            sequence_packing=config.actor.sequence_packing,
         )
         whole = build_model(
             config.model, "classifier", weight_dtype(sharding), config.seed, model.path

@@ -6,7 +6,7 @@ from typing import Any
 
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import character_tokenizer, load_tokenizer
-from hybridengine.rlhf.training.models import model_directory
+from hybridengine.rlhf.model_files import model_directory
 
 
 def open_tokenizer(config: Config) -> Any:

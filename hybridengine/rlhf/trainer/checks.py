@@ -9,30 +9,49 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config, Reward
 from hybridengine.rlhf.data import Encoded, EncodedResponse
 from hybridengine.rlhf.generation.tensor_parallel import check_cut
+from hybridengine.rlhf.model_files import model_directory
 from hybridengine.rlhf.rewards import comparing_rewards
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
-from hybridengine.rlhf.training.models import model_directory
 
 
 def checked_tokenizer(config: Config) -> Any:
-    """The tokenizer of the config. Throws UsageError where it or a model's config does not load, or
-    where it makes tokens that the model has no row for."""
+    """The tokenizer of the config. Throws UsageError where it or the model's config does not load,
+    or where it makes tokens that the model has no row for."""
     tokenizer = open_tokenizer(config)
     model = _hf_config(config.model.path, config.model.config, "model")
     vocabulary = getattr(model, "vocab_size", None)
-    if vocabulary is not None and len(tokenizer) > vocabulary:
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if vocabulary is not None and highest >= vocabulary:
         raise UsageError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model rows for {vocabulary}. Set "
+            f"the tokenizer has tokens up to id {highest}, the model rows for {vocabulary}. Set "
             "model.tokenizer to the one that belongs to the model."
         )
-    for name in ("critic", "reference", "reward_model"):
-        path = getattr(config, name).path
-        if path is not None:
-            _hf_config(path, {}, name)
     return tokenizer
+
+
+def check_attention(config: Config) -> None:
+    """Throws UsageError where a model that the run has a use for is none that transformers knows,
+    or needs an attention that rows without padding do not have."""
+    wanted = roles_of(config)
+    for role in ("actor", "critic", "reference", "reward_model"):
+        if role not in wanted:
+            continue
+        own = None if role == "actor" else getattr(config, role).path
+        path, section = (own, role) if own is not None else (config.model.path, "model")
+        model = _hf_config(path, config.model.config if path is None else {}, section)
+        packs = config.critic if role == "critic" else config.actor
+        cap = getattr(model, "attn_logit_softcapping", None)
+        if packs.sequence_packing and cap is not None:
+            key = "critic" if role == "critic" else "actor"
+            raise UsageError(
+                f"{role}: models of type {model.model_type!r} cap the logits of their attention "
+                f"(at {cap:g}), which rows without padding do not compute. Set "
+                f"{key}.sequence_packing=false."
+            )
 
 
 def check_ground_truth(reward: Reward, encoded: Sequence[Encoded | EncodedResponse]) -> None:
@@ -67,13 +86,13 @@ def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
 def check_cuts(config: Config) -> None:
     """Throws UsageError where ranks are to share the layers of a model that cannot be cut so."""
     models: dict[str, tuple[str | None, dict[str, Any]]] = {
-        "reward_model": (config.reward_model.path, {})
+        "reward_model": (config.reward_model.path, {}),
+        "rollout": (config.model.path, config.model.config),
     }
-    if config.data.mode == "online":
-        models["rollout"] = (config.model.path, config.model.config)
+    wanted = roles_of(config)
     for name, (path, facts) in models.items():
         tp_size = getattr(config, name).tp_size
-        if tp_size > 1:
+        if name in wanted and tp_size > 1:
             hf_config = _hf_config(path, facts, "model" if name == "rollout" else name)
             hf_config.architectures = None  # a classifier's layers are those of its type
             try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
 
@@ -46,23 +47,6 @@ def pool_of(role: str, placement: str) -> str:
     if placement != "colocate" and role in ("critic", "reward_model"):
         return AUX
     return TRAIN
-
-
-def roles_of(config: Config) -> list[str]:
-    """The roles that the config has a use for, in the order in which they start."""
-    algorithm = config.algorithm
-    roles = ["actor", "reward"]
-    if config.data.mode == "online":
-        roles.append("rollout")
-    measured = algorithm.kl.where != "none" and algorithm.kl_coef > 0
-    inside_actor = config.actor.lora.enable and config.reference.path is None
-    if measured and not inside_actor:
-        roles.append("reference")
-    if algorithm.advantage == "gae":
-        roles.append("critic")
-    if config.reward_model.path is not None:
-        roles.append("reward_model")
-    return roles
 
 
 def choose(config: Config, available: Mapping[str, float]) -> str:

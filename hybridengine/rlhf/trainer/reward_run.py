@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import PromptEncoder
 from hybridengine.rlhf.logging import open_screen
+from hybridengine.rlhf.model_files import check_base_model
 from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.checks import checked_tokenizer
 from hybridengine.rlhf.trainer.fit import Fit, fitted
@@ -31,6 +32,7 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
     """
     began = time.monotonic()
     screen = open_screen()
+    check_base_model(config)
     with RunFolder.claim(config) as folder:
         tokenizer = checked_tokenizer(config)
         pairs = Pairs.open(config, PromptEncoder.of(tokenizer, config.data))

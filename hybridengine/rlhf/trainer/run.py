@@ -10,18 +10,20 @@ from typing import Any
 
 from rich.console import Console
 
+from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import open_screen, open_sinks
+from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
-from hybridengine.rlhf.trainer.checks import check_cuts, checked_tokenizer
+from hybridengine.rlhf.trainer.checks import check_attention, check_cuts, checked_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.export import export
 from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
-from hybridengine.rlhf.trainer.placement import Roles, roles_of, start_roles
+from hybridengine.rlhf.trainer.placement import Roles, start_roles
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
 from hybridengine.rlhf.trainer.resume import check_steps_left
@@ -41,8 +43,10 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
     """
     began = time.monotonic()
     console = open_screen()
+    check_models(config)
     with RunFolder.claim(config) as folder:
         tokenizer = checked_tokenizer(config)
+        check_attention(config)
         check_cuts(config)
         source: Prompts | Offline = (
             Offline(config, tokenizer)

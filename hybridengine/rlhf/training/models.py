@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hybridengine import models as presets
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.roles import Actor, Critic, Sharding
 from hybridengine.rlhf.config.schema import Model
+from hybridengine.rlhf.model_files import model_directory
 
 Kind = Literal["policy", "value", "classifier"]
 
@@ -168,19 +168,6 @@ def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
         _zero_head(module, kind)
     loaded: nn.Module = module
     return loaded
-
-
-def model_directory(source: str) -> Path:
-    """A directory as it is; a preset's is made on first use."""
-    if Path(source).is_dir():
-        return Path(source)
-    resolved = presets.resolve(source)
-    if resolved.directory is None:
-        raise UsageError(
-            f"model {source!r} is a preset without weights. Use smollm2-135m, or the directory of "
-            "a checkpoint."
-        )
-    return resolved.directory()
 
 
 def _zero_head(module: nn.Module, kind: Kind) -> None:
