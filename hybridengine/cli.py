@@ -1,14 +1,20 @@
 """cli: the command `hybridengine`. Results go to stdout, everything else to stderr.
 
 Exit codes: 0; 1 where --verify finds a difference; 2 where the command was called wrongly; 3 where
-a rank died, failed or fell silent; 130 after Ctrl-C.
+a rank died, failed or fell silent, or the system refused something; 70 for a bug, with its
+traceback; 128 + the number of the signal that ended it, so 130 after Ctrl-C, and 141 where nobody
+reads its output any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,16 +26,20 @@ from hybridengine import _core, farewell
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 from hybridengine.command_line import NO_VALUE, Command, CommandLineError, Group, wrong_call
+from hybridengine.fork_server import end_fork_server
 from hybridengine.job import RankOutcome, ReshardJob, run_job
-from hybridengine.launch import end_fork_server, run_local
+from hybridengine.launch import run_local
 from hybridengine.models import Model, model_names, resolve
 from hybridengine.patience import with_patience
 from hybridengine.planning import bind_both, plan
 from hybridengine.progress import show_phases
+from hybridengine.refusals import refusal
 from hybridengine.rlhf import cli as rlhf_cli
-from hybridengine.signals import exit_on_sigterm
+from hybridengine.signals import ended_by, unwind_on_signals
+from hybridengine.streams import open_streams, stdout_error
 
-DIFFERENT, USAGE, FAILED, INTERRUPTED = 1, 2, 3, 130
+DIFFERENT, USAGE, FAILED, BUG, INTERRUPTED = 1, 2, 3, 70, 130
+_UNREAD = 128 + signal.SIGPIPE
 
 # Ranks are processes of this host, and a slip of the keyboard should not fill it with them.
 _MAX_LOCAL_RANKS = 256
@@ -72,28 +82,84 @@ JsonOption = Annotated[
 
 
 def main() -> None:
-    try:
-        sys.exit(run(sys.argv[1:]))
-    finally:
-        end_fork_server()
-        farewell.say()
+    with unwind_on_signals():
+        try:
+            open_streams()
+            _check_folder()
+            code = run(sys.argv[1:])
+        except UsageError as error:
+            code = _stop(USAGE, str(error))
+        except Exception:
+            traceback.print_exc()
+            code = _stop(BUG, "this is a bug of hybridengine, please report it")
+        finally:
+            end_fork_server()
+            farewell.say()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line."""
+    """The exit code of a command line. Raises what is a bug."""
     try:
-        code = int(app(arguments, prog_name="hybridengine", standalone_mode=False) or 0)
-        if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
-            raise KeyboardInterrupt
-        return code
+        code = _run_app(arguments)
+        unwritten = stdout_error()
+        return code if unwritten is None else _unwritten(unwritten)
     except CommandLineError as error:
         return _stop(USAGE, wrong_call(error, arguments))
     except UsageError as error:
         return _stop(USAGE, str(error))
     except (TransportError, CommTimeoutError) as error:
         return _stop(FAILED, str(error))
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
+        if ended_by() not in (0, signal.SIGINT):
+            return 128 + ended_by()
         return _stop(INTERRUPTED, "interrupted; no rank is left")
+    except OSError as error:
+        return _refused(error)
+
+
+def _check_folder() -> None:
+    """Throws UsageError where the current folder was removed: torch ends the process then."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the current folder does not exist any more. Go to another one, by `cd`."
+        ) from None
+
+
+def _run_app(arguments: list[str]) -> int:
+    """What the command raised, whatever typer and rich make of it."""
+    try:
+        code = int(app(arguments, prog_name="hybridengine", standalone_mode=False) or 0)
+    except typer.Abort as error:  # an EOFError
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None
+        raise
+    if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
+        raise KeyboardInterrupt
+    return code
+
+
+def _refused(error: OSError) -> int:
+    unwritten = stdout_error()
+    if unwritten is not None or isinstance(error, BrokenPipeError):
+        return _unwritten(error if unwritten is None else unwritten)
+    text = refusal(error)
+    if text is None:
+        raise error
+    _core.log("debug", "base", traceback.format_exc())
+    return _stop(FAILED, text)
+
+
+def _unwritten(error: OSError) -> int:
+    """Nobody reads stdout any more, as behind `| head`, or it is full."""
+    if isinstance(error, BrokenPipeError):
+        return _UNREAD
+    return _stop(FAILED, f"stdout takes no more: {error.strerror}. Redirect it to another file.")
 
 
 @app.callback(invoke_without_command=True)
@@ -227,8 +293,7 @@ def bench_command(context: typer.Context) -> None:
     from hybridengine._bench.command import main as bench
 
     _core.check_env()
-    with exit_on_sigterm():
-        raise typer.Exit(bench(context.args))
+    raise typer.Exit(bench(context.args))
 
 
 def parse_size(text: str) -> int:
@@ -266,7 +331,7 @@ def _run(
             f"{job.src} -> {job.dst} needs {world} ranks, and each is a process of this host. Use "
             f"at most {_MAX_LOCAL_RANKS}; `hybridengine plan` takes any number."
         )
-    with exit_on_sigterm(), show_phases() as phases:
+    with show_phases() as phases:
         phases.enter("weights")
         model.open()
         phases.expect("load", sum(map(src.num_bytes, src.ranks)))
@@ -297,5 +362,6 @@ def _write_json(path: str, facts: dict[str, Any]) -> None:
 def _stop(code: int, reason: str) -> int:
     """One red line on stderr."""
     line = Text("error: " + " ".join(reason.split()), style="red")
-    Console(stderr=True).print(line, soft_wrap=True)
+    with contextlib.suppress(OSError):  # a stderr that takes nothing
+        Console(stderr=True).print(line, soft_wrap=True)
     return code

@@ -6,6 +6,7 @@ words; all end in cli.main, which says what was left here.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 _lines: list[str] = []
@@ -18,5 +19,6 @@ def leave(line: str) -> None:
 
 def say() -> None:
     """Writes to stderr what was left, once."""
-    while _lines:
-        sys.stderr.write(_lines.pop(0) + "\n")
+    with contextlib.suppress(OSError):  # a stderr that takes nothing
+        while _lines:
+            sys.stderr.write(_lines.pop(0) + "\n")

@@ -12,13 +12,11 @@ import os
 import pickle
 import secrets
 import signal
-import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,13 @@ from typing import Any
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 from hybridengine.comm import Communicator
-
-_context = multiprocessing.get_context("forkserver")
+from hybridengine.fork_server import (
+    context,
+    end_fork_server,
+    signal_name,
+    start_fork_server,
+    start_process,
+)
 
 # After the first failure the others' words are heard for this long: the rank that died or raised
 # by itself is the one to name, not those that lost it.
@@ -42,7 +45,7 @@ class RankDied(TransportError):
     def __init__(self, rank: int, exitcode: int) -> None:
         self.rank = rank
         self.signal = -exitcode if exitcode < 0 else None
-        how = f"exit code {exitcode}" if self.signal is None else _signal_name(self.signal)
+        how = f"exit code {exitcode}" if self.signal is None else signal_name(self.signal)
         super().__init__(f"rank {rank} died: {how}. See what it wrote to stderr.")
 
 
@@ -76,7 +79,7 @@ def run_local(
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["HYBRIDENGINE_TOKEN"] = secrets.token_hex(16) if token is None else token
-    _start_fork_server(function, environment)
+    start_fork_server(function, environment)
     with tempfile.TemporaryDirectory(prefix="hybridengine.") as folder:
         start = (str(Path(folder) / "store"), world, environment, transport, timeout)
         try:
@@ -91,21 +94,6 @@ def tell(event: Any) -> None:
     does nothing."""
     if _to_caller is not None:
         _to_caller.send(("event", event))
-
-
-def end_fork_server() -> None:
-    """Ends it now: left alone it ends with its caller, but takes a second or two to unload torch,
-    and holds the caller's stdout meanwhile. The next launch starts another one."""
-    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    if pid is None:
-        return
-    try:
-        # Looked at, not reaped: the number stays its own, and multiprocessing sees that it is gone.
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:
-        return  # another process started it
 
 
 class _Launch:
@@ -127,12 +115,12 @@ class _Launch:
 
     def _start(self, start: tuple[Any, ...], function: Callable[..., Any], args: Any) -> None:
         for rank in range(self._world):
-            ours, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
                 target=_rank_main, args=(theirs, rank, start, function, args), name=f"rank {rank}"
             )
             self._processes.append(process)
-            process.start()
+            start_process(process)
             theirs.close()
             self._pipes[ours] = rank
 
@@ -186,27 +174,6 @@ class _Launch:
             process.join()
         for pipe in self._pipes:
             pipe.close()
-
-
-def _start_fork_server(function: Callable[..., Any], environment: dict[str, str]) -> None:
-    """Starts it where none runs. It imports torch and what the caller has imported of ours.
-
-    Ctrl-C reaches the whole process group; blocked during the start, it spares the imports of the
-    server, and its ranks ignore it: the caller ends them.
-    """
-    ours = sorted(name for name in sys.modules if name.split(".")[0] == "hybridengine")
-    _context.set_forkserver_preload(
-        ["torch", "torch.distributed", "hybridengine.resharder", *ours, function.__module__]
-    )
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    unset = "OMP_NUM_THREADS" not in os.environ
-    os.environ["OMP_NUM_THREADS"] = environment["OMP_NUM_THREADS"]  # read when torch is loaded
-    try:
-        forkserver.ensure_running()
-    finally:
-        if unset:
-            del os.environ["OMP_NUM_THREADS"]
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _rank_main(
@@ -285,13 +252,6 @@ def _check_picklable(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
             f"ranks cannot be given {getattr(function, '__qualname__', function)!r} and its "
             f"arguments: {error}. Use a function at the top level of a module, and plain arguments."
         ) from error
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 _to_caller: Connection | None = None

@@ -78,34 +78,40 @@ def _slope(points: Sequence[tuple[int, float]]) -> float:
     return both / spread
 
 
-def path() -> Path:
-    return cache_directory() / "link_model.json"
+def path() -> Path | None:
+    """None without a home directory: nothing is kept then."""
+    folder = cache_directory()
+    return None if folder is None else folder / "link_model.json"
 
 
 def save(transport: str, world: int, model: LinkModel) -> None:
     """Puts a link beside those that the file has, in one step. Throws OSError."""
+    target = path()
+    if target is None:
+        raise FileNotFoundError("there is no home directory. Set HOME or XDG_CACHE_HOME")
     links = (load() or {"links": {}})["links"]
     links[_key(transport, world)] = asdict(model)
-    path().parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema_version": _SCHEMA_VERSION, "links": links}, indent=2) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path().parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
         file.write(text)
-    os.replace(file.name, path())
+    os.replace(file.name, target)
     forget()
 
 
 def load() -> dict[str, Any] | None:
     """What the file holds. None without a file; also, with a warning, where it cannot be used."""
+    source = path()
     try:
-        found = json.loads(path().read_text())
+        if source is None or not source.exists():
+            return None
+        found = json.loads(source.read_text())
         if found["schema_version"] != _SCHEMA_VERSION:
             raise ValueError(f"schema version {found['schema_version']}, not {_SCHEMA_VERSION}")
         for link in found["links"].values():
             _model(link)
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        _core.log("warn", "collective", f"{path()} is not used: {error!r}. Remove it.")
+        _core.log("warn", "collective", f"{source} is not used: {error!r}. Remove it.")
         return None
     return dict(found)
 

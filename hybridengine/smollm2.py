@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridengine._core import UsageError
-from hybridengine.cache import cache_directory
+from hybridengine.cache import cache_directory, writable_directory
 from hybridengine.checkpoint import write_bfloat16
 from hybridengine.gguf_file import Array, GgufFile
 from hybridengine.gguf_tokenizer import write_tokenizer
@@ -33,15 +34,18 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def smollm2_directory() -> Path:
     """The directory with config.json, model.safetensors (bf16) and a tokenizer, made on the first
-    call.
+    call, in the cache or where that cannot be written, in TMPDIR.
 
     Safe in several processes at once: each works aside, and the first to finish is kept. The first
     call may download 93 MB and says so on stderr. Throws UsageError where that fails.
     """
-    final = cache_directory() / f"{NAME}-{_REVISION}"
+    name = f"{NAME}-{_REVISION}"
+    kept = cache_directory()
+    if kept is not None and os.path.isdir(kept / name):
+        return kept / name
+    final = writable_directory() / name
     if final.is_dir():
         return final
-    final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{NAME}.", dir=final.parent) as scratch:
         source = _installed_file()
         if source is None:

@@ -205,13 +205,15 @@ def test_echoes_of_a_failure_are_told_from_its_cause(error: Exception, distance:
         (signal.SIGINT, True, {-signal.SIGINT}),  # as a terminal does: to every process
         # Inside of a call of Ray's it makes SystemExit(1) of any other.
         (signal.SIGTERM, False, {1, 128 + signal.SIGTERM}),
+        (signal.SIGTERM, True, {1, 128 + signal.SIGTERM}),  # as a batch system does
         (signal.SIGKILL, False, {-signal.SIGKILL}),
+        (signal.SIGKILL, True, {-signal.SIGKILL}),
     ],
 )
 def test_the_end_of_the_controller_ends_everything(
     tmp_path: Path, number: signal.Signals, to_group: bool, returncodes: set[int]
 ) -> None:
-    # Short, since sockets lie below it; a folder of its own shows what is left.
+    # Short, so that sockets lie below it; a folder of its own shows what is left.
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     code = "import sys, rlhf_workers_scenarios as s; s.controller(sys.argv[1])"
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -228,9 +230,8 @@ def test_the_end_of_the_controller_ends_everything(
         assert ranks < set(everything)
         (os.killpg if to_group else os.kill)(process.pid, number)
         assert process.wait(timeout=_LIMIT_S) in returncodes
-        # Without a word from the controller two agents of Ray's own take a minute to go.
-        _expect_gone([*ranks] if number == signal.SIGKILL else everything)
-        assert number == signal.SIGKILL or os.listdir(folder) == []
+        _expect_gone(everything)
+        assert _until(lambda: os.listdir(folder) == [], _LIMIT_S)
     finally:
         process.kill()
         process.wait()

@@ -51,7 +51,7 @@ _ABOVE_THE_CORE = {"integrations", "rlhf"}
 _BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 # What a user asked to see goes to stdout; everything else is a log and goes to stderr.
-_PRINTS_RESULTS = {"cli.py"}
+_PRINTS_RESULTS = {"cli.py", "streams.py"}
 
 
 def _sources(folder: Path, *suffixes: str) -> list[Path]:

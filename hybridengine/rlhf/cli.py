@@ -12,7 +12,6 @@ import typer
 
 from hybridengine import _core
 from hybridengine.command_line import NO_VALUE
-from hybridengine.signals import exit_on_sigterm
 
 EPILOG = "Every key: docs/config.md, or hybridengine train --print-config."
 
@@ -78,8 +77,7 @@ def train_command(
         typer.echo(command.print_config(settings or []), nl=False)
     else:
         _core.check_env()
-        with exit_on_sigterm():
-            raise typer.Exit(command.train(settings or []))
+        raise typer.Exit(command.train(settings or []))
 
 
 def train_reward_command(settings: _Settings = None) -> None:
@@ -91,8 +89,7 @@ def train_reward_command(settings: _Settings = None) -> None:
     from hybridengine.rlhf import command
 
     _core.check_env()
-    with exit_on_sigterm():
-        raise typer.Exit(command.train_reward(settings or []))
+    raise typer.Exit(command.train_reward(settings or []))
 
 
 def not_an_option(option: str, arguments: Sequence[str]) -> str:

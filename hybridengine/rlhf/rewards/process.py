@@ -17,7 +17,7 @@ from typing import Any
 from hybridengine.rlhf.config.schema import Reward
 from hybridengine.rlhf.rewards.frames import Frames
 from hybridengine.rlhf.rewards.scoring import Item
-from hybridengine.rlhf.search_path import search_path
+from hybridengine.search_path import search_path
 
 # Far above what a start takes on a machine that is overloaded.
 START_S = 120.0

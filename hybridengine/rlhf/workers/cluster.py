@@ -9,24 +9,22 @@ import atexit
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config import schema
-from hybridengine.rlhf.search_path import search_path
 from hybridengine.rlhf.workers import placement, transfer
+from hybridengine.rlhf.workers.local_ray import LocalRay, token_environment
 from hybridengine.rlhf.workers.reference import Reference
+from hybridengine.search_path import search_path
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.workers.pool import Pool
@@ -45,15 +43,15 @@ _ENV = {
 class Cluster:
     """Made by start(). A context manager: leaving it ends what was started."""
 
-    def __init__(self, config: schema.Cluster, *, ours: bool, folder: str | None) -> None:
+    def __init__(self, config: schema.Cluster, *, ours: bool, local: LocalRay | None) -> None:
         self.config = config
         self.pools: list[Pool] = []
         # By which ranks of all pools know each other; it travels in the arguments of actors.
         self.token = secrets.token_hex(16)
-        self.local = folder is not None
-        self._ours, self._folder = ours, folder
+        self.local = local is not None
+        self._ours, self._ray = ours, local
         self._open = True
-        self._sigterm = _exit_on_sigterm()
+        self._exits_on_sigterm = _exit_on_sigterm()
         atexit.register(self.close)
         transfer.register()
 
@@ -62,23 +60,17 @@ class Cluster:
         """A local Ray (config.address is None), or one that runs already.
 
         `num_cpus`: how many CPUs a local one hands out; None: those of the machine. Where this
-        process uses Ray already, that one is taken, and outlives close(). Blocks for some 3 s.
-        Throws UsageError where no cluster answers at the address.
+        process uses Ray already, that one is taken, and outlives close(). Blocks for some 4 s.
+        Throws UsageError where no cluster answers at the address, TransportError where a local one
+        does not start.
         """
         if ray.is_initialized():
             _check_same(config.address)
-            return Cluster(config, ours=False, folder=None)
+            return Cluster(config, ours=False, local=None)
         if config.address is not None:
             _connect(config.address)
-            return Cluster(config, ours=True, folder=None)
-        # A folder of its own, so that close() can remove all of it.
-        folder = tempfile.mkdtemp(prefix="he-ray.")
-        try:
-            _init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return Cluster(config, ours=True, folder=folder)
+            return Cluster(config, ours=True, local=None)
+        return Cluster(config, ours=True, local=_start_local(num_cpus))
 
     def available(self) -> dict[str, float]:
         """Free `CPU` and `GPU`. Ray's count is behind by up to a second."""
@@ -116,10 +108,10 @@ class Cluster:
         finally:
             if self._ours:
                 ray.shutdown()
-            if self._sigterm is not None:
-                signal.signal(signal.SIGTERM, self._sigterm)
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            if self._ray is not None:
+                self._ray.end()
+            if self._exits_on_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def __enter__(self) -> Cluster:
         return self
@@ -128,12 +120,15 @@ class Cluster:
         self.close()
 
 
-def _exit_on_sigterm() -> Any:
-    """Makes SIGTERM an exit in good order; returns the handler from before, None off the main
-    thread, where there is none to be set."""
+def _exit_on_sigterm() -> bool:
+    """Makes SIGTERM an exit in good order, unless this process answers it already. Whether it did:
+    only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        return False
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return False
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    return True
 
 
 def _check_same(address: str | None) -> None:
@@ -150,7 +145,7 @@ def _connect(address: str) -> None:
     if address != "auto":
         _check_listens(address)
     try:
-        _init(address=address)
+        _init(address, runtime_env={"env_vars": {"PYTHONPATH": search_path()}})
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise _no_cluster(address, error) from error
 
@@ -177,32 +172,54 @@ def _no_cluster(address: str, error: Exception) -> UsageError:
     )
 
 
-def _init(**options: Any) -> None:
-    for name, value in _ENV.items():
-        os.environ.setdefault(name, value)
-    with _ranks_import_alike() as path:
-        if options["address"] != "local":
-            options["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
-        ray.init(logging_level=logging.ERROR, log_to_driver=True, **options)
+def _start_local(num_cpus: int | None) -> LocalRay:
+    os.environ.update(token_environment())
+    # Ray has read its environment when it was imported.
+    ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
+    local = LocalRay(num_cpus, {**_ENV, **os.environ, "PYTHONPATH": search_path()})
+    try:
+        _init(local.address)
+    except BaseException:
+        local.end()
+        raise
+    return local
+
+
+def _init(address: str, **options: Any) -> None:
+    """ray.init(), which would take the answer to SIGTERM for itself."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", _ENV["RAY_USAGE_STATS_ENABLED"])
+    with _in_root(), _sigterm_stays():
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True, **options)
 
 
 @contextmanager
-def _ranks_import_alike() -> Iterator[str]:
-    """Inside, Ray is started such that ranks find the same modules as this process; its search
-    path. A Ray that is started inherits it.
-
-    Ray puts the folder that it was started in before all others, where a source folder would hide
-    the package that is installed: it is started in the root. Ranks go to this folder by themselves.
-    """
-    folder, before = Path.cwd(), os.environ.get("PYTHONPATH")
-    path = search_path()
-    os.environ["PYTHONPATH"] = path
-    os.chdir(folder.anchor)
+def _sigterm_stays() -> Iterator[None]:
+    """Its handler is as before afterwards, and answers one that Ray's has answered inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        yield path
+        yield
+    except SystemExit:
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+        raise
     finally:
-        os.chdir(folder)
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _in_root() -> Iterator[None]:
+    """Inside, the current folder is the root.
+
+    Ray puts the folder that it is used in before all others on its ranks, where a source folder
+    would hide the package that is installed. Ranks go to this folder by themselves.
+    """
+    folder = os.open(".", os.O_PATH)  # it may be gone, or unreadable
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)

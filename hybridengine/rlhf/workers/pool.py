@@ -6,7 +6,6 @@ travels in the arguments of the actors, never through the store.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from hybridengine.rlhf.workers.placement import PoolSpec
 from hybridengine.rlhf.workers.rank import WATCH, RankProcess
 from hybridengine.rlhf.workers.role import Role
 from hybridengine.rlhf.workers.waiting import Call, wait_for
+from hybridengine.search_path import current_folder
 
 # Every rank computes on one thread unless its pool's env says otherwise: threads of several ranks
 # that spin for work starve each other. Nothing is looked up on the network while ranks start.
@@ -48,13 +48,14 @@ class Pool:
         self._place = place
         self._failure: Exception | None = None
         env = {**_ENV, "HYBRIDENGINE_TOKEN": cluster.token, **spec.env}
+        folder = current_folder()
         actor = ray.remote(concurrency_groups=WATCH)(RankProcess)  # type: ignore[call-overload]
         self.processes = [
             actor.options(
                 num_cpus=spec.cpus_per_rank,
                 num_gpus=spec.gpus_per_rank,
                 **({} if place is None else _in_bundle(place, rank)),
-            ).remote(name, rank, spec.num_ranks, env, os.getcwd())
+            ).remote(name, rank, spec.num_ranks, env, folder)
             for rank in range(spec.num_ranks)
         ]
         self._prepared = self._submit("prepare")  # every pool's ranks import torch at the same time

@@ -53,11 +53,12 @@ class RankProcess:
     """An actor of Ray; the controller's end is Pool."""
 
     def __init__(
-        self, pool: str, rank: int, world: int, env: Mapping[str, str], folder: str
+        self, pool: str, rank: int, world: int, env: Mapping[str, str], folder: str | None
     ) -> None:
-        """`folder`: the controller's, where relative paths begin; it may lack on another host."""
+        """`folder`: the controller's, where relative paths begin; it may lack on another host, and
+        the controller may have none that exists."""
         os.environ.update(env)  # before torch is loaded, which reads some of it then
-        if os.path.isdir(folder):
+        if folder is not None and os.path.isdir(folder):
             os.chdir(folder)
         os.dup2(2, 1)  # what a rank prints is a log
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
