@@ -67,6 +67,7 @@ def test_the_first_signal_unwinds_and_no_other_interrupts_that(name):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_call_that_cannot_be_interrupted_is_not_waited_for(number):
     process = start(_STUCK)
+    time.sleep(0.3)  # it says that it is ready before it is stuck
     began = time.monotonic()
     process.send_signal(number)
     process.communicate(timeout=10)
