@@ -114,8 +114,9 @@ def fail_in_all_reduce(comm: Communicator, folder: str, how: str, transport: str
             signal.setitimer(signal.ITIMER_REAL, 0.05)
 
     def reduce_on() -> None:
-        while True:
-            all_reduce(tensor, comm=comm)
+        with comm.between_calls():  # the signal may also come between two of them
+            while True:
+                all_reduce(tensor, comm=comm)
 
     seen = attempt(reduce_on)
     again = attempt(lambda: all_reduce(tensor, comm=comm))
