@@ -48,6 +48,7 @@ def _metrics(step: int) -> dict[str, float]:
         del metrics["actor/ref_kl"]
         metrics["reward/mean"] = float("nan")
         metrics["eval/reward"] = 0.3515625
+        metrics["eval/errors"] = 1234.0
     return metrics
 
 
@@ -58,7 +59,7 @@ def tell(folder: Path) -> None:
     roles = ["actor", "reward", "rollout", "reference", "critic"]
     report.announce(screen, config, roles, Counts(10000, 9788, 200, 12), folder)
     lines = ConsoleLines(STEPS, screen)
-    lines.log(0, {"eval/reward": 0.5078125})
+    lines.log(0, {"eval/reward": 0.5078125, "eval/errors": 0.0})
     for step in range(1, STEPS + 1):
         lines.log(step, _metrics(step))
         if step == 2:

@@ -145,7 +145,7 @@ def test_the_exit_code_is_that_of_the_run(run, trained, monkeypatch):
     monkeypatch.setattr(module, "train", lambda config, command: 3)
     assert run("train")[0] == 3
 
-    def interrupted(config):
+    def interrupted(config, command):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "train", interrupted)

@@ -27,7 +27,7 @@ def _check_lines(lines: list[str], folder: str) -> None:
         "evaluation before the first step: loss 0.693, accuracy 50.0%",
     ]
     assert lines[3].split() == ["step", "loss", "accuracy", "grad", "time"]
-    assert lines[4].split()[:3] == ["1", "0.693", "50.0%"]
+    assert lines[4].split()[:3] == ["1", "0.6931", "50.0%"]
     assert lines[10].startswith("evaluation after step 6: loss 0.")
     assert re.fullmatch(
         r"loss 0\.\d{3}, 100\.0% of 25 held-out pairs in the right order, 30 steps, \d+ s",

@@ -60,7 +60,7 @@ _percent = "{:.1%}".format
 
 # In the order in which they stand.
 COLUMNS = (
-    Column("loss", "reward_model/loss", 7, _three),
+    Column("loss", "reward_model/loss", 7, _four),
     Column("accuracy", "reward_model/accuracy", 8, _percent),
     Column("grad", "reward_model/grad_norm", 7, _three),
     Column("reward", "reward/mean", 7, _three),

@@ -25,7 +25,8 @@ from hybridengine.rlhf.logging.screen import open_screen
 _HEADING_ROWS = 20  # of steps below a heading, so that a screen of 24 lines has one
 _REFRESH_PER_SECOND = 4
 _EVALUATION = "eval/"
-_SHARES = {"eval/accuracy"}
+_FORMS = {"eval/accuracy": "{:.1%}", "eval/errors": "{:,.0f}"}
+_ERRORS = "/errors"
 
 
 class ConsoleLines:
@@ -66,8 +67,7 @@ class ConsoleLines:
         self._bar.stop()
 
     def _write_row(self, step: int, metrics: Mapping[str, float]) -> None:
-        # A column of nothing but zeros says nothing.
-        self._known |= {name for name, value in metrics.items() if value or "errors" not in name}
+        self._known |= {name for name, value in metrics.items() if _tells(name, value)}
         columns = chosen_columns(self._known, self._screen.width - self._step_width)
         if self._rows_left == 0 or columns != self._columns:
             self._columns, self._rows_left = columns, _HEADING_ROWS
@@ -81,13 +81,17 @@ class ConsoleLines:
 
     def _write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         facts = ", ".join(
-            f"{name.removeprefix(_EVALUATION)} "
-            + (f"{value:.1%}" if name in _SHARES else f"{value:.3f}")
+            f"{name.removeprefix(_EVALUATION)} {_FORMS.get(name, '{:.3f}').format(value)}"
             for name, value in metrics.items()
-            if name.startswith(_EVALUATION)
+            if name.startswith(_EVALUATION) and _tells(name, value)
         )
         when = f"after step {step}" if step else "before the first step"
         line = f"evaluation {when}: {facts}"
         if line != self._evaluation:  # the last step's is made again at the end
             self._screen.print(line, soft_wrap=True)
         self._evaluation = line
+
+
+def _tells(name: str, value: float) -> bool:
+    """No errors are no news."""
+    return value != 0 or not name.endswith(_ERRORS)

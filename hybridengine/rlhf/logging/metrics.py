@@ -44,6 +44,7 @@ _REWARD = (
         "where the reward returns a dict",
     ),
     Metric("eval/reward", "score", "mean score of the likeliest responses to the held-out prompts"),
+    Metric("eval/errors", "count", "of them that a reward failed on"),
 )
 _ROLLOUT = (
     Metric("rollout/tokens", "tokens", "all responses together"),

@@ -109,7 +109,10 @@ class Loop:
         if not held_out:
             return {}
         scored = self._steps.respond(eval_prompts(held_out), Clock(), {"greedy": True})
-        return {"eval/reward": sum(scored.task_scores) / len(scored.task_scores)}
+        return {
+            "eval/reward": sum(scored.task_scores) / len(scored.task_scores),
+            "eval/errors": float(scored.errors),
+        }
 
     def _one_step(self) -> dict[str, float]:
         clock = Clock()

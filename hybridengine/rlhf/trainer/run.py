@@ -131,7 +131,8 @@ def _prepare(
         if isinstance(source, Prompts):
             loss = warm_up(config, steps.roles.actor, source.encoder, source.train)
             if loss is not None:
-                console.print(f"warm-up: {config.warmup.steps} supervised steps, loss {loss:.3f}")
+                steps_done = report.counted(config.warmup.steps, "supervised step")
+                console.print(f"warm-up: {steps_done}, loss {loss:.3f}")
         if steps.roles.reference is not None:
             steps.roles.reference.freeze()
     if steps.roles.rollout is None or not isinstance(source, Prompts):
