@@ -13,7 +13,12 @@ import pytest
 
 from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
-from hybridengine.rlhf.trainer.checkpoints import Checkpoints, newest_checkpoint, step_of
+from hybridengine.rlhf.trainer.checkpoints import (
+    Checkpoints,
+    newest_checkpoint,
+    say_if_it_fails,
+    step_of,
+)
 from hybridengine.rlhf.trainer.failure import NotExported, RunError
 from hybridengine.rlhf.trainer.resume import check_resumable, check_steps_left, how_to_go_on
 
@@ -64,6 +69,17 @@ def test_a_full_disk_costs_no_checkpoint_that_was_there(tmp_path: Path, again: i
             full.save(30, {})
     assert _left(tmp_path) == ["step_00000020"]
     check_resumable(tmp_path)
+
+
+def test_a_run_goes_on_behind_a_checkpoint_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = _checkpoints(tmp_path, group=_Group("No space left on device"))
+    say_if_it_fails(lambda: full.save(30, {}))
+    assert capsys.readouterr().err == (
+        "hybridengine: the checkpoint of step 30 could not be written: No space left on device; "
+        "the run goes on\n"
+    )
 
 
 def test_a_controller_that_cannot_write_costs_none_either(

@@ -3,6 +3,7 @@ repeated; without Ray."""
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,7 +113,9 @@ def test_a_reward_model_is_rehearsed_too(
             rehearse_reward(config, character_tokenizer(), folder)
 
 
-def test_a_disk_that_fails_is_one_line_and_other_errors_stay(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_one_line_and_other_errors_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     full = "cannot be written: No space left on device"
     with pytest.raises(RunError, match=full), disk_errors(tmp_path):
         raise OSError(28, "No space left on device")
@@ -121,6 +124,15 @@ def test_a_disk_that_fails_is_one_line_and_other_errors_stay(tmp_path: Path) -> 
         (tmp_path / "gone" / "metrics.jsonl").open("w")
     with pytest.raises(ConnectionResetError), disk_errors(tmp_path):
         raise ConnectionResetError(104, "Connection reset by peer")
+
+    def write() -> None:
+        raise OSError(28, "No space left on device", "events")
+
+    with disk_errors(tmp_path):
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    assert capsys.readouterr().err == "hybridengine: No space left on device (events)\n"
 
 
 def test_every_part_of_the_end_is_done_also_behind_one_that_fails(tmp_path: Path) -> None:

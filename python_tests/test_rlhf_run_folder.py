@@ -180,6 +180,18 @@ def test_a_folder_that_cannot_be_made_is_one_line_before_data_is_read(tmp_path: 
     assert _names(tmp_path) == ["afile"]
 
 
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, text: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(UsageError, match=r"cannot hold the run: No space left on device\. Set"):
+        RunFolder.claim(_config(tmp_path, "run.name=a"))
+    assert _names(tmp_path) == []
+
+
 def test_a_folder_of_something_else_is_refused_as_it_is(tmp_path: Path) -> None:
     other = tmp_path / "runs" / "thesis"
     other.mkdir(parents=True)

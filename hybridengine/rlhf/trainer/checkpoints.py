@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ class Checkpoints:
             os.fsync(file.fileno())  # as the files before: it vouches for them
         os.replace(scratch, target / _STATE)
         return ""
+
+
+def say_if_it_fails(save: Callable[[], None]) -> None:
+    """In the middle of a run: what was learned since the last checkpoint is worth more in memory
+    than lost, and there may be room again for the next one."""
+    try:
+        save()
+    except RunError as error:
+        sys.stderr.write(f"hybridengine: {error}; the run goes on\n")
 
 
 def fault_of(checkpoint: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,14 +34,26 @@ class NotExported(RunError):
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Inside, an OSError of a disk, or of a file in the run's folder, becomes a RunError."""
+    """Inside, an OSError of a disk, or of a file in the run's folder, becomes a RunError; one in
+    another thread, such as TensorBoard's, which raises it again in ours, is a line there."""
+    hook = threading.excepthook
+
+    def say(thread: threading.ExceptHookArgs) -> None:
+        error = thread.exc_value
+        if isinstance(error, OSError) and _is_of_a_disk(error, folder):
+            sys.stderr.write(f"hybridengine: {line_of(error)}\n")
+        else:
+            hook(thread)
+
+    threading.excepthook = say
     try:
         yield
     except OSError as error:
-        ours = str(error.filename or "").startswith(str(folder))
-        if error.errno not in _OF_A_DISK and not ours:
+        if not _is_of_a_disk(error, folder):
             raise
         raise RunError(f"{folder} cannot be written: {line_of(error)}") from error
+    finally:
+        threading.excepthook = hook
 
 
 def finish(run: Path, parts: Sequence[Callable[[], object]]) -> None:
@@ -56,3 +70,7 @@ def finish(run: Path, parts: Sequence[Callable[[], object]]) -> None:
         unexported = any(isinstance(error, NotExported) for error in failures)
         words = ". Also: ".join(str(error).rstrip(".") for error in failures)
         raise (NotExported if unexported else RunError)(words) from failures[0]
+
+
+def _is_of_a_disk(error: OSError, folder: Path) -> bool:
+    return error.errno in _OF_A_DISK or str(error.filename or "").startswith(str(folder))

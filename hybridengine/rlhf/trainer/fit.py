@@ -10,7 +10,7 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import PromptLoader
 from hybridengine.rlhf.logging import Sinks, open_sinks
 from hybridengine.rlhf.trainer import artifacts
-from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.checkpoints import Checkpoints, say_if_it_fails
 from hybridengine.rlhf.trainer.export import export
 from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.loop import Ending
@@ -70,7 +70,7 @@ class Fit:
                     self.history[-1] |= self.evaluate()
                 sinks.log(self.step, self.history[-1])
                 if trainer.save_interval and self.step % trainer.save_interval == 0:
-                    self.save()
+                    say_if_it_fails(self.save)
             self._evaluate_last(sinks)
         finally:
             sinks.close()

@@ -24,6 +24,7 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.failure import disk_errors
 from hybridengine.rlhf.trainer.lock import LOCK, FolderLock
 from hybridengine.rlhf.trainer.resume import check_resumable, how_to_go_on
+from hybridengine.rlhf.training.state import line_of
 
 
 class RunFolder:
@@ -124,6 +125,10 @@ def _locked(config: Config, parent: Path) -> tuple[Path, FolderLock, bool]:
                 return path, FolderLock(path), made
             except FileNotFoundError:  # another start has just given it up
                 continue
+            except OSError:  # a full disk
+                if made:
+                    shutil.rmtree(path, ignore_errors=True)
+                raise
     raise AssertionError("names do not end")
 
 
@@ -176,6 +181,6 @@ def _in_words(config: Config) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"run.dir={config.run.dir} cannot hold the run: {error.strerror or error} "
-            f"({error.filename}). Set run.dir to a folder that you may write."
+            f"run.dir={config.run.dir} cannot hold the run: {line_of(error)}. Set run.dir to a "
+            "folder that you may write."
         ) from None

@@ -12,7 +12,7 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded
 from hybridengine.rlhf.logging import Sinks
-from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.checkpoints import Checkpoints, say_if_it_fails
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.prompts import Prompts, as_prompts
@@ -91,7 +91,7 @@ class Loop:
             self.history.append(metrics)
             sinks.log(self._step, metrics)
             if trainer.save_interval and self._step % trainer.save_interval == 0:
-                self.save()
+                say_if_it_fails(self.save)
         last = self.evaluate()
         if last:
             self.history[-1] |= last
