@@ -15,6 +15,7 @@ from typing import Any
 
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
+from hybridengine.grammar import format_ranks
 from hybridengine.infer import LocalShapes
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.names import canonical_names, check_matched
@@ -83,9 +84,13 @@ def check_roles(statements: list[Statement], src: tuple[int, ...], dst: tuple[in
             )
         if each.rows is not None and rank not in src:
             raise UsageError(
-                f"rank {rank} passed a model but src {options['src']} has {len(src)} ranks without "
-                "it. Pass model=None there, or name the ranks with @."
+                f"rank {rank} passed a model but src {options['src']} has only {_ranks(src)}. Pass "
+                "model=None there, or name the ranks with @."
             )
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"
 
 
 def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool) -> Spec:

@@ -13,17 +13,21 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
 from hybridengine.agree import Part, Statement, layout_text
-from hybridengine.comm import Communicator, group_communicator
+from hybridengine.comm import Communicator, communicator_of, group_communicator
 from hybridengine.families import keeps_names
 from hybridengine.layout import Layout, LayoutRule
+from hybridengine.options import flag, seconds, size_bytes, text
 from hybridengine.planning import LayoutLike, as_rule
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Layouts and memory of this rank. Without meaning where the statement has an error."""
+    """Layouts, memory and numbers of this rank. Without meaning where the statement has an
+    error."""
 
     statement: Statement
+    bucket_bytes: int = 0
+    timeout: float | None = None
     src: Any = None  # Layout | LayoutRule, and so is dst
     dst: Any = None
     held: memory.Held | None = None
@@ -35,15 +39,24 @@ def read_arguments(
     dst: LayoutLike,
     model: Any,
     out: Mapping[str, Any] | None,
-    **options: Any,
+    *,
+    bucket_bytes: int | str,
+    timeout: float | None,
+    dtype: Any,
+    **flags: bool,
 ) -> Arguments:
-    """`options` are compared as they are. Raises nothing on wrong arguments."""
-    statement = Statement({"src": _text(src), "dst": _text(dst), **options, "dst_names": None})
+    """All but the timeout must be alike on all ranks. Raises nothing on wrong arguments."""
+    named = {"src": _text(src), "dst": _text(dst), "dtype": _dtype_text(dtype)}
+    statement = Statement({**named, "bucket_bytes": str(bucket_bytes), "dst_names": None})
+    statement.options |= {name: str(value) for name, value in flags.items()}
     try:
+        statement.options["bucket_bytes"] = size_bytes("bucket_bytes", bucket_bytes)
+        statement.options |= {name: flag(name, value) for name, value in flags.items()}
+        limit = seconds("timeout", timeout)
         rules = as_rule(src, "src"), as_rule(dst, "dst")
         texts = {"src": _text(rules[0]), "dst": _text(rules[1])}
         statement.options.update(texts, dst_names=_names_of(rules[1]))
-        memory.parse_dtype(options.get("dtype"))
+        memory.parse_dtype(named["dtype"])
         targets = None
         if out is not None:
             targets = memory.writable(out)
@@ -51,7 +64,8 @@ def read_arguments(
         held = None if model is None else memory.held_by(model)
         if held is not None:
             _state_memory(statement, held)
-        return Arguments(statement, *rules, held, targets)
+        size = statement.options["bucket_bytes"]
+        return Arguments(statement, size, limit, *rules, held, targets)
     except UsageError as error:
         statement.error = str(error)
         return Arguments(statement)
@@ -76,6 +90,10 @@ def _state_memory(statement: Statement, held: memory.Held) -> None:
     statement.config = "" if held.config is None else held.config.save()
 
 
+def _dtype_text(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
 def _text(layout: LayoutLike) -> str:
     return layout.text if isinstance(layout, Layout) else str(layout)
 
@@ -85,8 +103,10 @@ def layout_part(name: str, layout: Layout) -> Part:
 
 
 def communicator_for(comm: Communicator | None, transport: str) -> Communicator:
+    transport = text("transport", transport)
     if comm is None:
         return group_communicator(None, None if transport == "auto" else transport)
+    comm = communicator_of(comm)
     if transport not in ("auto", comm.transport):
         raise UsageError(
             f"transport={transport!r} does not fit comm, which uses {comm.transport!r}. Leave one "

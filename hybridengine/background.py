@@ -55,6 +55,12 @@ class Work:
         settle()
         return future
 
+    def __repr__(self) -> str:
+        state = "under way" if not self._done.is_set() else "done"
+        if self._error is not None:
+            state = f"failed: {type(self._error).__name__}"
+        return f"Work({state})"
+
     def _perform(self) -> None:
         try:
             self._function(*self._args)

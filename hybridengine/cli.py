@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 import traceback
@@ -30,6 +29,7 @@ from hybridengine.fork_server import end_fork_server
 from hybridengine.job import RankOutcome, ReshardJob, run_job
 from hybridengine.launch import run_local
 from hybridengine.models import Model, model_names, resolve
+from hybridengine.options import parse_size
 from hybridengine.patience import with_patience
 from hybridengine.planning import bind_both, plan
 from hybridengine.progress import show_phases
@@ -43,8 +43,6 @@ _UNREAD = 128 + signal.SIGPIPE
 
 # Ranks are processes of this host, and a slip of the keyboard should not fill it with them.
 _MAX_LOCAL_RANKS = 256
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 app = typer.Typer(
     cls=Group,
@@ -294,14 +292,6 @@ def bench_command(context: typer.Context) -> None:
 
     _core.check_env()
     raise typer.Exit(bench(context.args))
-
-
-def parse_size(text: str) -> int:
-    """Bytes from '32M', '32MiB' or '33554432'. Throws UsageError."""
-    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([KMG]?)(?:iB)?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise UsageError(f"{text!r} is no size. Write 33554432, 512K, 32M or 1G.")
-    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def _bucket_bytes(text: str) -> int:

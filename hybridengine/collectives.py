@@ -12,12 +12,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hybridengine import link_model
+from hybridengine._core import UsageError
 from hybridengine.background import Work, run
-from hybridengine.comm import Communicator, group_communicator
+from hybridengine.comm import Communicator, communicator_of
+from hybridengine.options import parse_size
 
 Op = Literal["sum", "mean", "max", "min"]
 Tensors = Any  # one tensor, or a list or tuple of them
-BucketBytes = int | Literal["auto"]
+BucketBytes = int | str  # bytes, '4M', or 'auto'
 
 
 def all_reduce(
@@ -86,7 +88,7 @@ def broadcast(
 
 def barrier(comm: Communicator | None = None) -> None:
     """Returns when every rank has called it."""
-    comm = group_communicator() if comm is None else comm
+    comm = communicator_of(comm)
     run(comm, _of(comm).barrier, (), False)
 
 
@@ -104,9 +106,19 @@ ddp_hook.__annotations__ = {}  # torch takes no hook whose annotations are not i
 def _call(
     comm: Communicator | None, async_op: bool, name: str, bucket_bytes: BucketBytes, *args: Any
 ) -> Work | None:
-    comm = group_communicator() if comm is None else comm
+    comm = communicator_of(comm)
     method = getattr(_of(comm), name)
-    return run(comm, method, (*args, 0 if bucket_bytes == "auto" else bucket_bytes), async_op)
+    return run(comm, method, (*args, _bucket_bytes(bucket_bytes)), async_op)
+
+
+def _bucket_bytes(value: BucketBytes) -> Any:
+    """0 for 'auto'. What is no size goes on as it is: the core tells all ranks of it."""
+    if value == "auto":
+        return 0
+    try:
+        return parse_size(value) if isinstance(value, str) else value
+    except UsageError:
+        return value
 
 
 def _of(comm: Communicator) -> Any:

@@ -23,6 +23,8 @@ from typing import Any, Protocol
 from hybridengine import _core
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
+from hybridengine.options import seconds, text, whole
+from hybridengine.wording import kind_of
 
 _POLL_SECONDS = 0.01
 _EXIT_SECONDS = 2.0  # for a thread that waits in a call when the interpreter exits
@@ -63,6 +65,12 @@ class Communicator:
         Throws UsageError on a transport that is not available, TimeoutError naming the ranks that
         did not come.
         """
+        _check_store(store)
+        rank, world = whole("rank", rank), whole("world", world)
+        timeout = seconds("timeout", timeout)
+        enter_timeout = seconds("enter_timeout", enter_timeout)
+        name = text("name", name)
+        transport = None if transport is None else text("transport", transport)
         _core.refresh_log()
         _core.refresh_trace()
         (_core.set_thread_rank if transport == "loopback" else _core.set_rank)(rank)
@@ -166,6 +174,19 @@ class Communicator:
         return f"Communicator({self.name!r}, {place}, {self.transport}{state})"
 
 
+def communicator_of(comm: Any, transport: str | None = None) -> Communicator:
+    """`comm`, or the default group's where it is None. Throws UsageError on anything else."""
+    if comm is None:
+        return group_communicator(None, transport)
+    if isinstance(comm, Communicator):
+        return comm
+    raise UsageError(
+        f"comm is {kind_of(comm)}, not a Communicator. Leave it out for torch's default process "
+        "group. For another group pass hybridengine.comm.group_communicator(group), and without "
+        "groups hybridengine.Communicator(store, rank, world)."
+    )
+
+
 def group_communicator(group: Any = None, transport: str | None = None) -> Communicator:
     """The communicator over a torch.distributed group (default: the default group).
 
@@ -197,6 +218,15 @@ def group_communicator(group: Any = None, transport: str | None = None) -> Commu
     )
     _by_group[key] = (group, comm)
     return comm
+
+
+def _check_store(store: Any) -> None:
+    missing = [each for each in ("set", "get", "check") if not hasattr(store, each)]
+    if missing:
+        raise UsageError(
+            f"store is {kind_of(store)} and has no {missing[0]}(). Use torch's TCPStore or "
+            "FileStore, or an object with set(), get() and check()."
+        )
 
 
 def _exchange(

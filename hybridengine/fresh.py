@@ -15,6 +15,8 @@ from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
 from hybridengine.layout import Layout
+from hybridengine.options import whole
+from hybridengine.wording import kind_of
 
 # Two: one in the caller's hands while the other is filled.
 _KEPT = 2
@@ -65,8 +67,15 @@ def empty(layout: Layout, rank: int) -> dict[str, Any]:
     passed as out=, they are written in place, with one copy in all. Uninitialised but for padding,
     which is zero.
 
-    Throws UsageError where there is no room.
+    {} where the rank is not in the layout. Throws UsageError where there is no room.
     """
+    if not isinstance(layout, Layout):
+        raise UsageError(
+            f"layout is {kind_of(layout)}, which has no shapes. Bind it first: "
+            "LayoutRule.parse('vllm(tp=2)').bind(spec)."
+        )
+    if whole("rank", rank) not in layout.ranks:
+        return {}
     rows = layout.locals(rank)
     offsets = _core.packed_offsets(layout.core, rank)
     segment = _core.Segment(max(offsets[-1], 1))

@@ -31,6 +31,7 @@ from hybridengine.fork_server import (
     start_fork_server,
     start_process,
 )
+from hybridengine.options import callable_, seconds, text, whole
 
 # After the first failure the others' words are heard for this long: the rank that died or raised
 # by itself is the one to name, not those that lost it.
@@ -73,8 +74,12 @@ def run_local(
     Blocks. Where a rank raises, all are ended and its exception is raised here, with its traceback
     as a note; RankDied where one died. On KeyboardInterrupt all are ended at once.
     """
-    if isinstance(world, bool) or not isinstance(world, int) or world < 1:
-        raise UsageError(f"world is {world!r}. Use a whole number of ranks from 1.")
+    if whole("world", world, "ranks") < 1:
+        raise UsageError(f"world is {world}. Use a whole number of ranks from 1.")
+    function = callable_("function", function)
+    on_event = None if on_event is None else callable_("on_event", on_event)
+    timeout = seconds("timeout", timeout)
+    token = None if token is None else text("token", token)
     _check_picklable(function, args)
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hybridengine import _core
+from hybridengine import _core, options
 from hybridengine._core import UsageError
 from hybridengine.families import Family, Request, get_family
 from hybridengine.grammar import check_ranks, format_ranks, parse_call
@@ -20,9 +20,10 @@ from hybridengine.mapping import Mapping
 from hybridengine.names import canonical_names, template_of
 from hybridengine.placements import placed_layout
 from hybridengine.spec import Spec
+from hybridengine.wording import counted, kind_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayoutRule:
     """How ranks cut tensors, without shapes: 'vllm(tp=3,dp=2)@0-5'.
 
@@ -46,14 +47,18 @@ class LayoutRule:
         mapping: Mapping | None = None,
     ) -> LayoutRule:
         """Throws UsageError on an unknown family or key, a value below 1 or wrong ranks."""
+        if mapping is not None and not isinstance(mapping, Mapping):
+            raise UsageError(f"mapping is {kind_of(mapping)}. Make a hybridengine.Mapping.")
         record = get_family(family)
         args = record.complete(family, given)
         size = record.size(args)
+        if ranks is not None and not isinstance(ranks, Iterable):
+            raise UsageError(f"ranks are {ranks!r}. Use a list of ranks, in the order of the mesh.")
         places = tuple(range(size)) if ranks is None else tuple(ranks)
         check_ranks(places)
         if len(places) != size:
             raise UsageError(
-                f"@{format_ranks(places)} names {len(places)} ranks, "
+                f"@{format_ranks(places)} names {counted(len(places), 'rank')}, "
                 f"{record.format(family, args)} has {size}"
             )
         return cls(family, tuple(args.items()), places, mapping)
@@ -62,6 +67,8 @@ class LayoutRule:
     def parse(cls, text: str, *, mapping: Mapping | None = None) -> LayoutRule:
         """A rule from `name(key=number, ...)[@ranks]`, or `partial(op, rule)`. Throws UsageError
         with what to write."""
+        if not isinstance(text, str):
+            raise UsageError(f"a layout is {kind_of(text)}. Use a text such as 'vllm(tp=2)'.")
         wrapped = re.fullmatch(r"\s*partial\(\s*(\w+)\s*,(.*)\)\s*", text)
         if wrapped:
             return cls.parse(wrapped[2].strip(), mapping=mapping).partial(wrapped[1])
@@ -89,6 +96,11 @@ class LayoutRule:
         Throws UsageError where the model cannot be cut so, with what is possible; where the spec
         tells too little; or where a tensor has no rule.
         """
+        if not isinstance(spec, Spec):
+            raise UsageError(
+                f"spec is {kind_of(spec)}. Make one with Spec.from_config(), Spec.from_hf() or "
+                "Spec.from_tensors()."
+            )
         request = Request(
             text=str(replace(self, op=None)),
             args=dict(self.args),
@@ -120,6 +132,10 @@ class LayoutRule:
         default = self.ranks == tuple(range(self.size))
         text = text if default else f"{text}@{format_ranks(self.ranks)}"
         return text if self.op is None else f"partial({self.op}, {text})"
+
+    def __repr__(self) -> str:
+        mapping = "" if self.mapping is None else f", mapping={self.mapping!r}"
+        return f"LayoutRule({str(self)!r}{mapping})"
 
 
 class Layout:
@@ -228,21 +244,21 @@ class Layout:
 
         Throws UsageError on an element type that `op` cannot combine.
         """
-        return Layout(self.core.partial(op), self.spec)
+        return Layout(self.core.partial(options.text("op", op)), self.spec)
 
     def locals(self, rank: int) -> list[tuple[str, tuple[int, ...], str]]:
         """(name, shape, dtype) of the tensors that `rank` stores."""
-        return self.core.locals(rank)
+        return self.core.locals(options.whole("rank", rank))
 
     def pieces(
         self, rank: int
     ) -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]]:
         """(tensor, local tensor, box start, box size, offset, strides) of what `rank` holds, the
         last two in elements of the local tensor."""
-        return self.core.pieces(rank)
+        return self.core.pieces(options.whole("rank", rank))
 
     def num_bytes(self, rank: int) -> int:
-        return self.core.num_bytes(rank)
+        return self.core.num_bytes(options.whole("rank", rank))
 
     def check(self) -> None:
         """Proves that all is covered and nothing is claimed twice. Throws UsageError."""
@@ -250,7 +266,7 @@ class Layout:
 
     def to_string(self, rank: int) -> str:
         """A line per local tensor and piece."""
-        return self.core.to_string(rank)
+        return self.core.to_string(options.whole("rank", rank))
 
     def save(self) -> bytes:
         return self.core.save()
@@ -258,7 +274,7 @@ class Layout:
     @staticmethod
     def load(blob: bytes) -> Layout:
         """The inverse of save(). Throws UsageError on bytes that are no layout."""
-        return Layout(_core.Layout.load(blob))
+        return Layout(_core.Layout.load(options.blob("a layout to load", blob)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and bool(self.core == other.core)
@@ -266,7 +282,7 @@ class Layout:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Layout({self.text!r}, {len(self.spec.tensors)} tensors)"
+        return f"Layout({self.text!r}, {counted(len(self.spec.tensors), 'tensor')})"
 
 
 def _take_positional(name: str, family: Family, given: dict[str, int], value: int) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
-from hybridengine.comm import Communicator, group_communicator
+from hybridengine.comm import Communicator, communicator_of
+from hybridengine.options import size_bytes
+from hybridengine.wording import kind_of
 
 Tensors = Any  # a torch.Tensor, or a list of them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MaskedResult:
     """`values` and `counts` are lists where the caller gave one. `counts` (int32, of the shape of
     the scores) says how many ranks took part in each entry; None where it was not asked for. `kept`
@@ -32,6 +34,12 @@ class MaskedResult:
     kept: int
     wire_bytes: int
     dense_bytes: int
+
+    def __repr__(self) -> str:
+        return (
+            f"MaskedResult(kept {self.kept} entries of this rank, sent {self.wire_bytes} of "
+            f"{self.dense_bytes} bytes)"
+        )
 
 
 def masked_all_reduce(
@@ -67,7 +75,7 @@ def masked_all_reduce(
     differ over ranks, and on NaN among scores or as threshold; TransportError where a rank died or
     failed, TimeoutError where one does not answer.
     """
-    comm = group_communicator() if comm is None else comm
+    comm = communicator_of(comm)
     with comm.between_calls():
         mine = _read_arguments(
             values,
@@ -119,7 +127,7 @@ def _read_arguments(
     options["op"], options["granularity"] = str(options["op"]), str(options["granularity"])
     stated = {**options, "counts": counts, "bucket_bytes": bucket_bytes}
     try:
-        tensors = _listed(values)
+        tensors = _listed(values, "tensor")
         options["threshold"] = _number("threshold", threshold)
         options["fill"] = _number("fill", options["fill"])
         stated.update(threshold=repr(options["threshold"]), fill=repr(options["fill"]))
@@ -149,11 +157,11 @@ def _read_arguments(
     return mine
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _listed(tensors: Any, what: str) -> list[Any]:
     listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
     for index, each in enumerate(listed):
         if not hasattr(each, "shape") or not hasattr(each, "dtype"):
-            raise UsageError(f"tensor {index} is a {type(each).__name__}. Give torch tensors.")
+            raise UsageError(f"{what} {index} is {kind_of(each)}. Give torch tensors.")
     return listed
 
 
@@ -167,9 +175,10 @@ def _number(name: str, value: Any) -> float:
 def _bucket_bytes(value: Any) -> int:
     if value == "auto":
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"bucket_bytes is {value!r}. Give a positive integer, or 'auto'.")
-    return value
+    size = size_bytes("bucket_bytes", value)
+    if size < 1:
+        raise UsageError(f"bucket_bytes is {value!r}. Give a positive size, or 'auto'.")
+    return size
 
 
 def _targets(tensors: list[Any], zeros: bool) -> list[Any]:
@@ -184,7 +193,7 @@ def _counts(tensors: list[Any], granularity: Any) -> list[Any]:
 
 
 def _matching(given: Any, tensors: list[Any], name: str) -> list[Any]:
-    listed = _listed(given)
+    listed = _listed(given, f"{name} tensor")
     if len(listed) != len(tensors):
         raise UsageError(f"{name} has {len(listed)} tensors, values {len(tensors)}. Give as many.")
     named = {str(i): each for i, each in enumerate(listed)}

@@ -7,8 +7,10 @@ from typing import Any
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.layout import Layout, LayoutRule
+from hybridengine.options import size_bytes
 from hybridengine.room import check_room
 from hybridengine.spec import Spec
+from hybridengine.wording import kind_of
 
 DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
 
@@ -21,15 +23,16 @@ def plan(
     dst: LayoutLike,
     *,
     dtype: Any = None,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
 ) -> Any:
     """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
 
     Throws UsageError where the layouts do not fit the spec, or the moves not into memory.
     """
+    size = size_bytes("bucket_bytes", bucket_bytes)
     source, target = bind_both(spec, src, dst, dtype)
     check_room(source, target)
-    return _core.make_schedule(_core.make_plan(source.core, target.core), bucket_bytes)
+    return _core.make_schedule(_core.make_plan(source.core, target.core), size)
 
 
 def bind_both(
@@ -39,6 +42,11 @@ def bind_both(
 
     Throws UsageError where a layout does not fit.
     """
+    if not isinstance(spec, Spec):
+        raise UsageError(
+            f"spec is {kind_of(spec)}. Make one with Spec.from_config(), Spec.from_hf() or "
+            "Spec.from_tensors()."
+        )
     source, target = as_rule(src, "src"), as_rule(dst, "dst")
     target_spec = spec if dtype is None else spec.with_dtype(dtype)
     return (
@@ -54,6 +62,5 @@ def as_rule(layout: LayoutLike, side: str) -> Layout | LayoutRule:
     if isinstance(layout, (Layout, LayoutRule)):
         return layout
     raise UsageError(
-        f"{side} is a {type(layout).__name__}. Pass a string such as 'fsdp2(4)', a LayoutRule or a "
-        "Layout."
+        f"{side} is {kind_of(layout)}. Pass a string such as 'fsdp2(4)', a LayoutRule or a Layout."
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Bytes are payload as it travelled; seconds are of this rank."""
 
@@ -44,6 +44,13 @@ class Report:
         """Received and local bytes over seconds, in 1e9 bytes."""
         moved = self.received_bytes + self.local_bytes
         return moved / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"Report(rank {self.rank}, {self.transport}, {self.seconds:.4f} s: received "
+            f"{self.received_bytes} of {self.bound_bytes} bytes bound, sent {self.sent_bytes}, "
+            f"local {self.local_bytes}, staging {self.staging_bytes})"
+        )
 
     @staticmethod
     def from_core(core: dict[str, Any], **facts: Any) -> Report:

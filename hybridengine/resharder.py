@@ -27,9 +27,11 @@ from hybridengine.comm import Communicator
 from hybridengine.fit import in_order
 from hybridengine.fresh import FreshTensors
 from hybridengine.layout import Layout, LayoutRule
+from hybridengine.options import callable_
 from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
 from hybridengine.report import Report
 from hybridengine.views import find_views
+from hybridengine.wording import counted
 
 # A stream hands tensors over in order: its buckets are this much smaller, so that staging and the
 # tensors that are being filled stay within three buckets beside the largest tensor.
@@ -52,7 +54,7 @@ class Resharder:
         comm: Communicator | None = None,
         out: Mapping[str, Any] | None = None,
         dtype: Any = None,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         transport: str = "auto",
         verify: bool = False,
         timeout: float | None = None,
@@ -62,7 +64,7 @@ class Resharder:
         """As reshard(). `partial=True` moves only tensors with a match on both sides (with `out=`);
         the report counts both."""
         self.comm = communicator_for(comm, transport)
-        self.verify, self.timeout, self.alias = verify, timeout, alias
+        self.verify, self.alias = verify, alias
         self.report: Report | None = None
         self._stream_schedule: tuple[Any, int] | None = None
         self._tables = _core.SourceTables()
@@ -72,8 +74,9 @@ class Resharder:
                 dst,
                 model,
                 out,
-                dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+                dtype=dtype,
                 bucket_bytes=bucket_bytes,
+                timeout=timeout,
                 verify=verify,
                 alias=alias,
                 partial=partial,
@@ -85,11 +88,12 @@ class Resharder:
             error = ""
             try:
                 self._bind(*rules, statements, memory.parse_dtype(dtype), partial, parts)
-                self._plan(bucket_bytes, parts)
+                self._plan(mine.bucket_bytes, parts)
                 self._take_memory(held, mine.out, partial)
             except UsageError as fault:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
+        self.timeout = mine.timeout
         self._prepare(statements)
 
     def _prepare(self, statements: list[Statement]) -> None:
@@ -214,6 +218,10 @@ class Resharder:
         self._set_report(execution, [self._names[i] for i in aliased])
         return self._by_name(targets) if self._written is None else self._written.copy()
 
+    def __repr__(self) -> str:
+        what = f"{self.src.text!r} -> {self.dst.text!r}, {counted(self._counts[1], 'tensor')}"
+        return f"Resharder({what}, rank {self.comm.rank} of {self.comm.world}, run {self._runs} x)"
+
     def _use_huge_pages(self) -> None:
         """Once, before the second run: what is read where it lies is then read at full speed. It
         takes about 5 ms per MB, so not for a reshard that is done once."""
@@ -229,6 +237,7 @@ class Resharder:
         What `on_tensor` raises goes to the caller here and reaches every other rank as a
         TransportError that quotes it.
         """
+        callable_("on_tensor", on_tensor)
         if not self._streamable:
             raise UsageError(
                 "stream() hands tensors over instead of writing into out. Leave out= out of this "
@@ -298,7 +307,7 @@ def reshard(
     comm: Communicator | None = None,
     out: Mapping[str, Any] | None = None,
     dtype: Any = None,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
     transport: str = "auto",
     verify: bool = False,
     timeout: float | None = None,
@@ -312,9 +321,10 @@ def reshard(
     of `src`. `src`, `dst`: a string such as 'fsdp2(8)' or 'vllm(tp=4,dp=2)@0-7', a LayoutRule, or
     a Layout. `out`: tensors to write into, by destination name; padding in them stays as it is.
     `dtype`: converts floating tensors on the way (round to nearest even). `bucket_bytes`: size of
-    a fusion buffer; results do not depend on it. `transport`: "auto" or a name. `verify`: compares
-    a digest of every bucket at both ends. `timeout`: seconds without progress. `alias`: destination
-    tensors that lie whole in a source tensor of this rank are views of it.
+    a fusion buffer, a number or a text such as '32M'; results do not depend on it. `transport`:
+    "auto" or a name. `verify`: compares a digest of every bucket at both ends. `timeout`: seconds
+    without progress. `alias`: destination tensors that lie whole in a source tensor of this rank
+    are views of it.
 
     Throws UsageError (on every rank, before anything is written) on arguments or tensors that do
     not fit, TransportError where a rank died or failed, TimeoutError where one does not answer.

@@ -12,7 +12,7 @@ from collections.abc import Mapping as Dict
 from pathlib import Path
 from typing import Any, Protocol
 
-from hybridengine import _core
+from hybridengine import _core, options
 from hybridengine._core import UsageError
 from hybridengine.checkpoint import TensorRow, checkpoint_files, read_header, read_json
 from hybridengine.mapping import (
@@ -23,6 +23,7 @@ from hybridengine.mapping import (
     get_mapping,
     read_config,
 )
+from hybridengine.wording import counted, kind_of
 
 __all__ = ["ModelConfig", "Spec"]
 
@@ -60,12 +61,21 @@ class Spec:
         given twice or an unknown dtype.
         """
         if isinstance(tensors, Dict):
-            tensors = [(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]
-        rows = [
-            (name, tuple(shape), str(dtype).removeprefix("torch."))
-            for name, shape, dtype in tensors
-        ]
-        return Spec(_core.Spec(rows, list(aliases)), config)
+            tensors = _rows_of(tensors)
+        try:
+            rows = [
+                (name, tuple(shape), str(dtype).removeprefix("torch."))
+                for name, shape, dtype in tensors
+            ]
+            core = _core.Spec(rows, list(aliases))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                "a row of tensors or an alias has another form than it should. Give rows as "
+                "('lm_head.weight', (32000, 4096), 'bfloat16'), aliases as (second name, tensor)."
+            ) from error
+        return Spec(core, config)
 
     @staticmethod
     def from_config(
@@ -93,6 +103,8 @@ class Spec:
         UsageError lists what differs. A head that is stored although the config ties it counts as
         the embedding's second name. Otherwise the tensors are taken as stored, with no config.
         """
+        if not isinstance(directory, (str, os.PathLike)):
+            raise UsageError(f"directory is {kind_of(directory)}. Name a checkpoint's directory.")
         root = Path(directory)
         stored = [row for path in checkpoint_files(root) for row in read_header(path)]
         _check_unique(root, [name for name, _, _ in stored])
@@ -121,7 +133,7 @@ class Spec:
 
     def find(self, name: str) -> int:
         """Index of a tensor, -1 where there is none."""
-        return self.core.find(name)
+        return self.core.find(options.text("name", name))
 
     def with_dtype(self, dtype: str) -> Spec:
         """The same spec with every floating tensor as `dtype`."""
@@ -135,6 +147,7 @@ class Spec:
     @staticmethod
     def load(blob: bytes) -> Spec:
         """The inverse of save(). Throws UsageError on bytes that are no spec."""
+        blob = options.blob("a spec to load", blob)
         begin = len(_MAGIC) + 8
         end = begin + int.from_bytes(blob[len(_MAGIC) : begin], "little")
         if not blob.startswith(_MAGIC) or end > len(blob):
@@ -156,7 +169,15 @@ class Spec:
 
     def __repr__(self) -> str:
         architecture = "plain" if self.config is None else self.config.architecture
-        return f"Spec({architecture}, {len(self.tensors)} tensors, {self.num_bytes} bytes)"
+        tensors = counted(len(self.tensors), "tensor")
+        return f"Spec({architecture}, {tensors}, {self.num_bytes} bytes)"
+
+
+def _rows_of(tensors: Dict[str, TensorLike]) -> list[tuple[str, Sequence[int], Any]]:
+    for name, each in tensors.items():
+        if not hasattr(each, "shape") or not hasattr(each, "dtype"):
+            raise UsageError(f"{name!r} is {kind_of(each)}, not a tensor. Leave it out.")
+    return [(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]
 
 
 def _raw_config(config: Any) -> Dict[str, Any]:
@@ -169,7 +190,7 @@ def _raw_config(config: Any) -> Dict[str, Any]:
         if isinstance(raw, Dict):
             return raw
     raise UsageError(
-        f"a {type(config).__name__} is no config. Pass a dict, the path of a config.json or a "
+        f"{kind_of(config)} is no config. Pass a dict, the path of a config.json or a "
         "transformers config."
     )
 

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hybridengine._core import UsageError
-from hybridengine.comm import Communicator, group_communicator
+from hybridengine.comm import Communicator, communicator_of
+from hybridengine.options import whole
+from hybridengine.wording import kind_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def masked_mean_var(values: Any, keep: Any, comm: Communicator | None = None) ->
     costs no digits, and equal values have a variance of exactly 0. Throws UsageError on every rank
     where shapes differ.
     """
-    comm = group_communicator() if comm is None else comm
+    comm = communicator_of(comm)
     with comm.between_calls():
         mine, kept = _first_pass(values, keep)
         with comm.call():
@@ -59,7 +61,11 @@ def block_scores(gradients: Any, rows: int) -> Any:
     """
     if isinstance(gradients, list | tuple):
         return [block_scores(each, rows) for each in gradients]
-    if rows < 1:
+    if not hasattr(gradients, "detach"):
+        raise UsageError(
+            f"gradients are {kind_of(gradients)}. Give a torch tensor or a list of them."
+        )
+    if whole("rows", rows) < 1:
         raise UsageError(f"a block has {rows} rows. Give at least 1.")
     flat = gradients.detach().reshape(gradients.shape or (1,)).unsqueeze(-1).flatten(1)
     single = flat[:0].float().dtype
@@ -93,6 +99,9 @@ def _encoded(part: _Part) -> bytes:
 
 def _first_pass(values: Any, keep: Any) -> tuple[_Part, Any]:
     """This rank's part, and its kept values in float64."""
+    for name, each in (("values", values), ("keep", keep)):
+        if not hasattr(each, "shape") and not (name == "keep" and each is None):
+            return _Part(f"{name} is {kind_of(each)}. Give a torch tensor."), None
     if keep is not None and tuple(keep.shape) != tuple(values.shape):
         error = f"keep is {list(keep.shape)}, values are {list(values.shape)}. Give one shape."
         return _Part(error), None

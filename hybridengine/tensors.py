@@ -18,6 +18,7 @@ import torch
 from hybridengine._core import UsageError, describe_memory
 from hybridengine.placements import Placement, is_distributed, placement_of
 from hybridengine.spec import ModelConfig, Spec
+from hybridengine.wording import kind_of
 
 Row = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 
@@ -52,7 +53,8 @@ def held_by(model: Any) -> Held:
         named = dict(model)
     else:
         raise UsageError(
-            f"model is a {type(model).__name__}. Pass a torch.nn.Module or a dict of tensors."
+            f"model is {kind_of(model)}. Pass a torch.nn.Module or a dict of tensors, such as "
+            "dict(model.named_parameters())."
         )
     tensors: dict[str, torch.Tensor] = {}
     rows: list[Row] = []
@@ -99,9 +101,11 @@ def _uncut(named: Mapping[str, Any]) -> list[str]:
 
 def _local(name: str, tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
     """The memory of `tensor` on this rank, and the shape of the whole tensor."""
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no name. Use texts such as 'model.norm.weight'.")
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(
-            f"{name!r} is a {type(tensor).__name__}, not a torch tensor. Leave it out, or make it "
+            f"{name!r} is {kind_of(tensor)}, not a torch tensor. Leave it out, or make it "
             "one (torch.from_numpy shares the memory of an array)."
         )
     shape = tuple(tensor.shape)
@@ -166,7 +170,7 @@ def parse_dtype(dtype: Any) -> str | None:
         raise UsageError(
             f"dtype={dtype} is no floating torch dtype. Use torch.bfloat16, for example."
         )
-    return name
+    return dtype_name(found)
 
 
 def allocate(shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> torch.Tensor:
@@ -232,7 +236,7 @@ def writable(out: Any) -> Writable:
     Throws UsageError on what is no dict, no tensor, or has elements that share memory.
     """
     if not isinstance(out, Mapping):
-        raise UsageError(f"out is a {type(out).__name__}. Pass a dict of tensors by name.")
+        raise UsageError(f"out is {kind_of(out)}. Pass a dict of tensors by name.")
     tensors = {name: _local(name, tensor)[0] for name, tensor in out.items()}
     for name, tensor in tensors.items():
         pairs = zip(tensor.shape, tensor.stride(), strict=True)

@@ -23,12 +23,14 @@ from hybridengine.contributions import Contributions
 from hybridengine.layout import Layout
 from hybridengine.names import canonical_names
 from hybridengine.optimizers import Masters, OptimizerFactory, prove_element_wise
+from hybridengine.options import callable_
 from hybridengine.ownership import agree_on_trained, owners_for
 from hybridengine.placements import is_distributed
-from hybridengine.planning import LayoutLike
+from hybridengine.planning import LayoutLike, as_rule
 from hybridengine.report import Report
 from hybridengine.resharder import Resharder
 from hybridengine.update import Update
+from hybridengine.wording import counted, kind_of
 
 _GRAD_OPS = ("sum", "mean")
 # Modules around the one that trains, and where they keep it.
@@ -36,7 +38,7 @@ _WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"
 _SHARDED_MODULES = {"FSDPModule", "FullyShardedDataParallel"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepReport:
     """One step on this rank. `step_two` is None where the norm was not finite."""
 
@@ -52,6 +54,12 @@ class StepReport:
     def bound_bytes(self) -> int:
         """What had to arrive at least in both steps."""
         return self._sum("bound_bytes")
+
+    def __repr__(self) -> str:
+        norm = "" if self.norm is None else f", norm {self.norm:.4g}"
+        moved = f"received {self.received_bytes} of {self.bound_bytes} bytes bound"
+        skipped = ", nothing changed" if self.step_two is None else ""
+        return f"StepReport({moved}{norm}{skipped})"
 
     def _sum(self, field: str) -> int:
         return sum(getattr(each, field) for each in (self.step_one, self.step_two) if each)
@@ -98,6 +106,9 @@ class TwoStep:
                 if train_layout is None:
                     train_layout = self._found_layout()
                 _check_options(max_norm, grad_op)
+                callable_("optimizer_factory", optimizer_factory)
+                as_rule(gen_layout, "gen_layout")
+                as_rule(train_layout, "train_layout")
                 prove_element_wise(optimizer_factory)
             except UsageError as fault:
                 error = str(fault)
@@ -189,6 +200,11 @@ class TwoStep:
         without = {tensor for local in absent for tensor in self._tensors_of.get(local, [])}
         self._masters.give(self._gradients.pieces, without)
 
+    def __repr__(self) -> str:
+        route = f"{self._train.text!r} -> {self._gen.text!r}"
+        trained = counted(len(self._parameters), "parameter")
+        return f"TwoStep({route}, {trained}, rank {self.comm.rank} of {self.comm.world})"
+
     def zero_grad(self) -> None:
         """Drops the gradients of the module's parameters."""
         for parameter in self._parameters.values():
@@ -219,7 +235,9 @@ class TwoStep:
         """
         with self.comm.between_calls():
             error = ""
-            if state.get("owners") != self._owners.core.digest():
+            if not isinstance(state, Mapping):
+                error = f"state is {kind_of(state)}. Pass what state_dict() gave on this rank."
+            elif state.get("owners") != self._owners.core.digest():
                 error = (
                     "this state belongs to other pieces: the model, the layouts or the number of "
                     "ranks changed, or it is another rank's. Load it where it was saved."
@@ -253,7 +271,8 @@ def _named(module: Any) -> dict[str, Any]:
 
 
 def _check_options(max_norm: float | None, grad_op: str) -> None:
-    if max_norm is not None and not max_norm > 0:
-        raise UsageError(f"max_norm={max_norm} is not above 0. Leave it out not to clip.")
+    number = isinstance(max_norm, (int, float)) and not isinstance(max_norm, bool)
+    if max_norm is not None and not (number and max_norm > 0):
+        raise UsageError(f"max_norm={max_norm!r} is not above 0. Leave it out not to clip.")
     if grad_op not in _GRAD_OPS:
         raise UsageError(f"grad_op={grad_op!r} is none. Use {' or '.join(_GRAD_OPS)}.")

@@ -49,10 +49,14 @@ def two_rows() -> tiny.Tensors:
         ("fsdp2(2,sp=2)", "hf", r"sp is no key of fsdp2. Its keys: n, replicas, tp"),
         ("fsdp2(2)", "vllm(tp=0)", r"tp of vllm is 0. Use a whole number from 1"),
         ("fsdp2(2)", "vllm(tp=2", r"vllm\(tp=2"),
-        ("fsdp2(2)", None, r"dst is a NoneType. Pass a string such as"),
+        ("fsdp2(2)", None, r"dst is None. Pass a string such as"),
         ("fsdp2(2)", "replicated(3)", r"dst replicated\(3\) has rank 2, but only 2 ranks take"),
         ("hf@7", "hf", r"src hf@7 has rank 7, but only 2 ranks take part"),
-        ("hf", "fsdp2(2)", r"rank 1 passed a model but src hf has 1 ranks without it"),
+        (
+            "hf",
+            "fsdp2(2)",
+            r"rank 1 passed a model but src hf has only rank 0. Pass model=None there",
+        ),
     ],
 )
 def test_layouts_that_do_not_exist_or_fit(src, dst, expected):
@@ -69,12 +73,46 @@ def test_layouts_that_do_not_exist_or_fit(src, dst, expected):
         ({"bucket_bytes": 0}, "bucket"),
         ({"bucket_bytes": -1}, "bucket"),
         ({"bucket_bytes": 3}, "bucket"),
+        ({"bucket_bytes": "32X"}, "bucket_bytes='32X' is no size. Write 33554432, 512K, 32M"),
+        ({"bucket_bytes": None}, "bucket_bytes is None. Use a whole number of bytes"),
+        ({"bucket_bytes": 1.5}, "bucket_bytes is 1.5. Use a whole number of bytes"),
+        ({"bucket_bytes": 1 << 70}, "more than is counted here"),
+        ({"timeout": "5"}, "timeout must be a positive number of seconds, not '5'"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds, not 0"),
+        ({"timeout": -1.0}, "timeout must be a positive number of seconds, not -1.0"),
+        ({"timeout": float("nan")}, "timeout must be a positive number of seconds, not nan"),
+        ({"verify": "yes"}, "verify is 'yes'. Use True or False"),
+        ({"alias": 1}, "alias is 1. Use True or False"),
+        ({"comm": "gloo"}, "comm is a str, not a Communicator. Leave it out for torch's default"),
+        ({"transport": 3}, "transport is 3. Use a text"),
+        ({"dtype": "float8_e4m3fnuz"}, "'float8_e4m3fnuz' is not an element type. Use one of"),
+        ({"out": {1: torch.ones(1)}}, "1 is no name. Use texts such as"),
         ({"out": [torch.ones(1)]}, "out is a list. Pass a dict of tensors by name"),
     ],
 )
 def test_options_that_are_not_legal(options, expected):
-    call = lambda comm: reshard(two_rows(), "fsdp2(2)", "hf", comm=comm, **options)  # noqa: E731
+    call = lambda comm: reshard(two_rows(), "fsdp2(2)", "hf", **({"comm": comm} | options))  # noqa: E731
     assert expected in refused(2, call)
+
+
+@pytest.mark.parametrize("odd", [{"timeout": "5"}, {"bucket_bytes": "x"}, {"verify": 2}])
+def test_an_option_that_is_not_legal_on_one_rank(odd):
+    def call(comm: Communicator) -> None:
+        options = odd if comm.rank == 1 else {}
+        reshard(two_rows(), "fsdp2(2)", "hf", comm=comm, **options)
+
+    assert re.search(r"on rank 1|rank 1: ", refused(2, call))
+
+
+def test_sizes_may_be_texts():
+    """One rank writes it as a number, the other as the command line does."""
+
+    def main(comm: Communicator) -> int:
+        size = "32K" if comm.rank else 32 << 10
+        resharder = Resharder(two_rows(), "fsdp2(2)", "hf", comm=comm, bucket_bytes=size)
+        return resharder.schedule.bucket_bytes
+
+    assert run_threads(2, main, transport="loopback") == [32 << 10] * 2
 
 
 def test_another_transport_than_the_communicators():
@@ -112,7 +150,7 @@ def on_one_rank(good: object, bad: object, src: str = "fsdp2(2)", **options) -> 
     ("bad", "expected"),
     [
         (None, "rank 1 is in src fsdp2(2) but passed model=None"),
-        (7, "rank 1: model is a int. Pass a torch.nn.Module or a dict"),
+        (7, "rank 1: model is an int. Pass a torch.nn.Module or a dict"),
         ({"w": torch.ones(1, 3, device="meta")}, "rank 1: 'w' is on the meta device"),
         ({"w": torch.ones(2, 3).to_sparse()}, "rank 1: 'w' is torch.sparse_coo"),
         ({"w": 5.0}, "rank 1: 'w' is a float, not a torch tensor"),
@@ -162,7 +200,7 @@ def test_a_wrong_shard_of_a_bound_layout():
         ({"v": torch.full((4, 3), 9.0)}, r"'w' in the source .* 'v' in the destination received"),
         ({"w": torch.full((1, 3), 9.0).expand(4, 3)}, r"out tensor 'w' is expanded"),
         ({"w": torch.full((0,), 9.0)}, r"'w' is \[0\] float32 on rank 0, hf has \[4, 3\]"),
-        ({"w": None}, r"'w' is a NoneType"),
+        ({"w": None}, r"'w' is None, not a torch tensor"),
     ],
 )
 def test_out_that_does_not_fit_stays_untouched(out, expected):

@@ -11,7 +11,6 @@ import pytest
 from small_checkpoint import reshard_arguments, write_checkpoint
 
 from hybridengine import _core, cli, models
-from hybridengine._core import UsageError
 
 pytestmark = pytest.mark.python
 
@@ -171,17 +170,6 @@ def test_a_variable_that_is_not_legal_is_a_wrong_call(run, checkpoint, monkeypat
     code, _, err = run(*reshard_arguments(checkpoint, "fsdp2(2)", "vllm(tp=3)"))
     assert code == 2
     assert err.startswith("error: HYBRIDENGINE_TIMEOUT_S=soon is not legal. Use a number")
-
-
-@pytest.mark.parametrize("text", ["32M", "32m", " 32MiB ", "33554432", "32768K"])
-def test_sizes(text):
-    assert cli.parse_size(text) == 32 << 20
-
-
-@pytest.mark.parametrize("text", ["", "M", "-1", "1.5M", "32 M B", "1T", "32MB", "0x20"])
-def test_bad_sizes(text):
-    with pytest.raises(UsageError, match="is no size"):
-        cli.parse_size(text)
 
 
 def test_plan_says_what_would_move(run):

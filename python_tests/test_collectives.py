@@ -280,6 +280,51 @@ def test_gradients_are_those_of_all_ranks(sync_every):
             torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+def test_a_nan_that_takes_part_stays(op):
+    def main(comm: Communicator) -> None:
+        for size in (3, 70_001):  # posted whole, and in buckets
+            tensor = torch.full((size,), float(comm.rank))
+            if comm.rank == 1:
+                tensor[1] = torch.nan
+            he.all_reduce(tensor, op, comm=comm)
+            assert tensor.isnan().nonzero().flatten().tolist() == [1]
+        values = torch.tensor([1.0, torch.nan if comm.rank == 1 else 1.0, 2.0])
+        masked = he.masked_all_reduce(values, torch.ones(3), 0.5, comm=comm)
+        assert masked.values.isnan().tolist() == [False, True, False]
+
+    run_threads(3, main, transport="loopback")
+
+
+def add_up(comm: Communicator, name: str, sync_every: int) -> tuple[list[float], str]:
+    """A parameter of that type whose gradients are 512 in the first pass, then 1 each."""
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=getattr(torch, name)))
+    late = torch.nn.Parameter(torch.zeros(2, dtype=weight.dtype))  # not in the last pass
+    reducer = he.GradientReducer([weight, late], comm=comm, sync_every=sync_every)
+    for i in range(sync_every):
+        loss = (weight * (512 if i == 0 else 1)).sum()
+        (loss if i == sync_every - 1 else loss + late.sum()).backward()
+        ready = reducer.finish()
+        assert ready == (i == sync_every - 1)
+    assert late.grad.tolist() == [sync_every - 1] * 2
+    found = weight.grad.tolist(), str(weight.grad.dtype)
+    weight.grad = late.grad = None
+    for _ in range(sync_every):  # and once more, from nothing
+        weight.sum().backward()
+        reducer.finish()
+    assert weight.grad.tolist() == [sync_every] * 3 and late.grad.tolist() == [0, 0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("bfloat16", 516), ("float16", 515), ("float32", 515)]
+)
+def test_passes_add_up_in_float32_and_are_rounded_once(name, expected):
+    """512 + 1 + 1 + 1 stays 512 in bfloat16; the sum, 515, lies nearest to 516."""
+    for values, dtype in run_threads(2, add_up, name, 4, transport="loopback"):
+        assert values == [expected] * 3 and dtype == f"torch.{name}"
+
+
 def train_with_ddp(comm: Communicator, path: str) -> list[list[float]]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

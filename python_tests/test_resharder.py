@@ -388,7 +388,7 @@ def test_plan_without_weights_or_ranks():
         sum(row["bound_bytes"] for row in each.plan.certificate.ranks) for each in (schedule, half)
     ]
     assert received[0] == 2 * received[1] > 0
-    with pytest.raises(UsageError, match="dst is a int"):
+    with pytest.raises(UsageError, match="dst is an int"):
         hybridengine.plan(spec, "hf", 3)
     with pytest.raises(ValueError, match="bucket"):
         hybridengine.plan(spec, "hf", "hf", bucket_bytes=0)

@@ -60,11 +60,28 @@ class PySpan {
   std::unique_ptr<TraceSpan> span_;
 };
 
+/// Shown, and pickled, under the name by which users catch it.
+template <class E>
+void bind_error(py::module_& module, const char* name, PyObject* base, const char* doc) {
+  auto& error = py::register_exception<E>(module, name, base);
+  error.attr("__module__") = "hybridengine";
+  error.attr("__doc__") = doc;
+}
+
 void bind_errors(py::module_& module) {
-  py::register_exception<UsageError>(module, "UsageError", PyExc_ValueError);
-  py::register_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
-  py::register_exception<TimeoutError>(module, "TimeoutError", PyExc_TimeoutError);
-  py::register_exception<InternalError>(module, "InternalError", PyExc_RuntimeError);
+  bind_error<UsageError>(module, "UsageError", PyExc_ValueError,
+                         "A wrong call, or data that does not fit. Raised on every rank of a "
+                         "collective call, before anything is written; the next call works.");
+  bind_error<TransportError>(module, "TransportError", PyExc_RuntimeError,
+                             "A rank died, raised or left; the text names it. What was written is "
+                             "undefined, and the communicator is dead: make a new one.");
+  bind_error<TimeoutError>(module, "TimeoutError", PyExc_TimeoutError,
+                           "A rank gave no sign in time; the text names it. What was written is "
+                           "undefined, and the communicator is dead: make a new one.");
+  bind_error<InternalError>(
+      module, "InternalError", PyExc_RuntimeError,
+      "A promise inside the engine is broken: a fault of hybridengine. Please "
+      "report it.");
 }
 
 void bind_env(py::module_& module) {

@@ -14,10 +14,32 @@ std::vector<TensorMemory> memory_of(const py::list& tensors, bool written) {
   std::vector<TensorMemory> memory;
   memory.reserve(tensors.size());
   for (const py::handle tensor : tensors) {
-    const BorrowedMemory each = written ? borrow_writable(tensor) : borrow_memory(tensor);
-    memory.push_back({each.data, each.shape, each.strides, each.dtype});
+    try {
+      const BorrowedMemory each = written ? borrow_writable(tensor) : borrow_memory(tensor);
+      memory.push_back({each.data, each.shape, each.strides, each.dtype});
+    } catch (const UsageError& error) {
+      throw UsageError(str_cat("tensor ", memory.size()), error.what(), "");
+    }
   }
   return memory;
+}
+
+/// Throws UsageError on a value of another type.
+template <class T>
+T take(const py::object& value, const char* name, const char* mend) {
+  try {
+    return value.cast<T>();
+  } catch (const py::cast_error&) {
+    throw UsageError(str_cat(name, " has a wrong type: ", std::string(py::repr(value))), "", mend);
+  }
+}
+
+Op take_op(const py::object& op) {
+  return parse_reduction(take<std::string>(op, "op", "Use sum, mean, max or min."));
+}
+
+int64_t take_bucket_bytes(const py::object& bytes) {
+  return take<int64_t>(bytes, "bucket_bytes", "Use a number of bytes, '4M' or 'auto'.");
 }
 
 /// What is wrong on one rank is raised on all of them, so nothing is raised here.
@@ -30,8 +52,6 @@ void run(Collectives& collectives, const Communicator& comm, Kind kind, const Fi
     check_request(request, comm.world());
   } catch (const UsageError& error) {
     request.error = error.what();
-  } catch (const py::cast_error&) {
-    request.error = "an argument has a wrong type.";
   }
   const py::gil_scoped_release release;
   collectives.run(request);
@@ -45,8 +65,8 @@ class BoundCollectives {
 
   void all_reduce(const py::list& tensors, const py::object& op, const py::object& bucket_bytes) {
     run(collectives_, comm_, Kind::kAllReduce, [&](Request& request) {
-      request.op = parse_reduction(op.cast<std::string>());
-      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.op = take_op(op);
+      request.bucket_bytes = take_bucket_bytes(bucket_bytes);
       request.inputs = request.outputs = memory_of(tensors, true);
     });
   }
@@ -54,8 +74,8 @@ class BoundCollectives {
   void reduce_scatter(const py::list& outputs, const py::list& inputs, const py::object& op,
                       const py::object& bucket_bytes) {
     run(collectives_, comm_, Kind::kReduceScatter, [&](Request& request) {
-      request.op = parse_reduction(op.cast<std::string>());
-      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.op = take_op(op);
+      request.bucket_bytes = take_bucket_bytes(bucket_bytes);
       request.inputs = memory_of(inputs, false);
       request.outputs = memory_of(outputs, true);
     });
@@ -63,7 +83,7 @@ class BoundCollectives {
 
   void all_gather(const py::list& outputs, const py::list& inputs, const py::object& bucket_bytes) {
     run(collectives_, comm_, Kind::kAllGather, [&](Request& request) {
-      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.bucket_bytes = take_bucket_bytes(bucket_bytes);
       request.inputs = memory_of(inputs, false);
       request.outputs = memory_of(outputs, true);
     });
@@ -71,8 +91,8 @@ class BoundCollectives {
 
   void broadcast(const py::list& tensors, const py::object& src, const py::object& bucket_bytes) {
     run(collectives_, comm_, Kind::kBroadcast, [&](Request& request) {
-      request.root = src.cast<Rank>();
-      request.bucket_bytes = bucket_bytes.cast<int64_t>();
+      request.root = take<Rank>(src, "src", "Use the number of a rank.");
+      request.bucket_bytes = take_bucket_bytes(bucket_bytes);
       request.inputs = request.outputs = memory_of(tensors, true);
     });
   }

@@ -1,11 +1,14 @@
-// Small conversions between the core's plain values and Python's.
+// Small conversions between the core's plain values and Python's, and what their texts share.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "layout/box.h"
+#include "plan/plan.h"
 
 namespace hybridengine {
 
@@ -13,6 +16,17 @@ inline pybind11::tuple to_tuple(int ndim, const Dims& dims) {
   pybind11::tuple result(ndim);
   for (int dim = 0; dim < ndim; ++dim) result[dim] = dims[dim];
   return result;
+}
+
+/// "1 rank", "2 ranks".
+inline std::string counted(size_t count, const char* noun) {
+  return str_cat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+/// "'fsdp2(8)' -> 'vllm(tp=4)', 27 tensors": what the repr of a plan begins with.
+inline std::string route_of(const Plan& plan) {
+  return str_cat("'", plan.src().text(), "' -> '", plan.dst().text(), "', ",
+                 counted(plan.dst().spec().tensors().size(), "tensor"));
 }
 
 /// The bytes object's own memory: valid while it lives.

@@ -25,11 +25,13 @@ std::string type_name(py::handle object) {
   throw UsageError("cannot use the memory of a " + type_name(object), facts, mend);
 }
 
-/// The Python exception that is set, as the facts of a UsageError; Ctrl-C and the like go on.
+/// The Python exception that is set, as the facts of a UsageError; Ctrl-C and the like go on. Of
+/// torch's, whose texts carry C++ frames, the first line.
 [[noreturn]] void refuse_with_exception(py::handle object) {
   py::error_already_set error;
   if (!error.matches(PyExc_Exception)) throw error;
-  refuse(object, std::string(py::str(error.value())),
+  const std::string text = py::str(error.value());
+  refuse(object, text.substr(0, text.find('\n')),
          "Give a torch or numpy array that lies on the CPU.");
 }
 

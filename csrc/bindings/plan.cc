@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
 
@@ -28,6 +29,12 @@ py::list rows_of(const Certificate& certificate) {
   return rows;
 }
 
+std::string shown_certificate(const Certificate& certificate) {
+  return str_cat("Certificate(", counted(certificate.ranks.size(), "rank"), ", ",
+                 certificate.moved_bytes(), " bytes between them, ",
+                 certificate.received_over_bound(), " x the bound)");
+}
+
 py::dict to_dict(const Plan& plan, const Move& move) {
   py::dict result;
   result["tensor"] = plan.dst().spec().tensors()[move.tensor].name;
@@ -50,6 +57,7 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("received_over_bound", &Certificate::received_over_bound)
       .def_property_readonly("sender_max_over_mean", &Certificate::sender_max_over_mean)
       .def_property_readonly("moved_bytes", &Certificate::moved_bytes)
+      .def("__repr__", &shown_certificate)
       .def("__str__", &Certificate::to_string);
   py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan", "Every move from one layout to another.")
       .def_property_readonly("certificate", &Plan::certificate)
@@ -70,6 +78,11 @@ void bind_plan(py::module_& module) {
                     return std::const_pointer_cast<Plan>(Plan::load(as_view(blob)));
                   })
       .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; })
+      .def("__repr__",
+           [](const Plan& plan) {
+             return str_cat("Plan(", route_of(plan), ", ", counted(plan.moves().size(), "move"),
+                            ", ", plan.certificate().moved_bytes(), " bytes between ranks)");
+           })
       .def("__str__", &Plan::to_string);
   module.def(
       "count_moves",

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
 
@@ -79,6 +80,12 @@ void bind_schedule(py::module_& module) {
                     return std::const_pointer_cast<Schedule>(Schedule::load(as_view(blob)));
                   })
       .def("__eq__", [](const Schedule& a, const Schedule& b) { return a == b; })
+      .def("__repr__",
+           [](const Schedule& schedule) {
+             return str_cat("Schedule(", route_of(schedule.plan()), ", ",
+                            counted(schedule.buckets().size(), "bucket"), " of at most ",
+                            schedule.bucket_bytes(), " bytes)");
+           })
       .def("__str__", &Schedule::to_string);
   module.def(
       "make_schedule",

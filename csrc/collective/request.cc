@@ -108,7 +108,8 @@ void check_request(Request& request, int32_t world) {
   if (request.bucket_bytes < 0)
     request.error = str_cat("bucket_bytes is ", request.bucket_bytes, ". Use a positive size.");
   if (request.kind == Kind::kBroadcast && (request.root < 0 || request.root >= world))
-    request.error = str_cat("src is rank ", request.root, " of ", world, ".");
+    request.error =
+        str_cat("src is rank ", request.root, " of ", world, " ranks. Use 0 to ", world - 1, ".");
   if (request.inputs.size() != request.outputs.size())
     request.error = str_cat(request.outputs.size(), " outputs, ", request.inputs.size(),
                             " inputs. Give as many of both.");

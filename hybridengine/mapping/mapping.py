@@ -14,11 +14,12 @@ from hybridengine._core import UsageError
 from hybridengine.mapping.config import ModelConfig
 from hybridengine.mapping.rules import Target, make_rules
 from hybridengine.mapping.weight import Weight, check_weights
+from hybridengine.wording import counted, kind_of
 
 NamedShape = tuple[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mapping:
     """A table of weights.
 
@@ -34,8 +35,15 @@ class Mapping:
     head_dim: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", tuple(self.weights))
+        rows = tuple(self.weights) if isinstance(self.weights, Iterable) else (self.weights,)
+        for each in rows:
+            if not isinstance(each, Weight):
+                raise UsageError(f"{kind_of(each)} is no row of a mapping. Give Weight rows.")
+        object.__setattr__(self, "weights", rows)
         check_weights(self.rows(None))
+
+    def __repr__(self) -> str:
+        return f"Mapping({self.architecture or 'by hand'}, {counted(len(self.rows(None)), 'row')})"
 
     def rows(self, config: ModelConfig | None) -> list[Weight]:
         """The rows whose condition holds; all of them where there is no config to ask."""
