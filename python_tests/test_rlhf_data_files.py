@@ -258,3 +258,65 @@ def test_pairs_with_a_prompt_of_their_own(tmp_path: Path) -> None:
 def test_bad_pairs(tmp_path: Path, row: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError, match=error):
         pair(tmp_path, row)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (r'{"prompt": "a\ud83d b"}', r"column 'prompt' holds half a character, '\ud83d', at 1 of "),
+        (r'{"prompt": "a", "ground_truth": "\ud83d"}', "column 'ground_truth' holds half"),
+        (r'{"prompt": "a", "ground_truth": ["b", "\udc00"]}', "column 'ground_truth' holds half"),
+        (r'{"prompt": [{"role": "user", "content": "a\udc00"}]}', "column 'prompt' holds half"),
+        (r'{"prompt": "a", "extra": {"\udc00": 1}}', "column 'extra' holds half"),
+        (r'{"prompt": "a", "reward_model": {"ground_truth": "\udc00"}}', "'reward_model' holds"),
+        (
+            '{"prompt": "a", "ground_truth": ' + "1" * 5000 + "}",
+            "cannot be read: Exceeds the limit",
+        ),
+        ('{"prompt": ' + "[" * 100_000, "cannot be read: "),
+    ],
+)
+def test_text_that_is_none_names_file_and_row(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n' + line + "\n")
+    message = refused([tmp_path / "a.jsonl"])
+    assert message.startswith(f"{tmp_path}/a.jsonl:2: ") and words in message
+    assert message.isascii() and "\n" not in message
+
+
+def test_pairs_with_half_a_character_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(r'{"prompt": "a", "chosen": "b", "rejected": "\udc00"}')
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: column 'rejected' holds half a character"):
+        read_pairs([tmp_path / "a.jsonl"], Data())
+
+
+def test_columns_that_nobody_reads_may_hold_anything(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(r'{"prompt": "a", "note": "\udc00"}')
+    assert [each.prompt for each in read_files([tmp_path / "a.jsonl"], Data())] == ["a"]
+
+
+def test_bytes_of_parquet_that_are_no_text_name_the_row(tmp_path: Path) -> None:
+    values = pyarrow.array([b"a", b"b", b"\xff"], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": values}), tmp_path / "a.parquet")
+    assert "a.parquet, row 2: not UTF-8: " in refused([tmp_path / "a.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("text", "prompts", "ground_truths"),
+    [
+        ('\ufeff{"prompt": "a"}\n{"prompt": "b"}\n', ["a", "b"], [None, None]),
+        ('{"prompt": "a", "ground_truth": "2"}\r\n' * 2, ["a", "a"], ["2", "2"]),
+        (r'{"prompt": "a\u0000b"}', ["a\0b"], [None]),
+        ('{"prompt": "a\u2028b"}', ["a\u2028b"], [None]),
+        (r'{"prompt": "\ud83d\ude00"}', ["\U0001f600"], [None]),
+        ('{"prompt": "a", "ground_truth": 2}', ["a"], [2]),
+        ('{"prompt": "a", "ground_truth": ["2", "two"]}', ["a"], [["2", "two"]]),
+    ],
+    ids=["bom", "crlf", "nul", "separator", "pair", "number", "list"],
+)
+def test_odd_text_that_is_text(
+    tmp_path: Path, text: str, prompts: list[str], ground_truths: list[Any]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(text.encode())
+    found = read_files([tmp_path / "a.jsonl"], Data())
+    assert [each.prompt for each in found] == prompts
+    assert [each.ground_truth for each in found] == ground_truths

@@ -18,6 +18,8 @@ from hybridengine.rlhf.data.prompts import prompt_of_row, text_of_row
 from hybridengine.rlhf.data.rows import Row, missing_column, read_rows
 from hybridengine.rlhf.data.samples import Pair, Sample
 
+# Keys of the columns of a sample.
+_READ = ("prompt_key", "response_key", "ground_truth_key", "data_source_key", "extra_key")
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Data)}
 
 
@@ -79,6 +81,7 @@ def _key_of(column: str, data: Data) -> str:
 
 
 def _sample(index: int, row: Row, data: Data, required: Sequence[str]) -> Sample:
+    row.check_text((*(getattr(data, key) for key in _READ), "reward_model", "extra_info"))
     response = None
     if data.response_key in required or row.values.get(data.response_key) is not None:
         response = text_of_row(row, data.response_key)

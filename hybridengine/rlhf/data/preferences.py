@@ -19,6 +19,7 @@ _TURN = "\n\nAssistant:"
 
 def pair_of_row(index: int, row: Row, data: Data) -> Pair:
     """Throws UsageError for values of a wrong type and for answers without a common prompt."""
+    row.check_text((data.prompt_key, data.chosen_key, data.rejected_key))
     chosen = row.values.get(data.chosen_key)
     if isinstance(chosen, list):
         return _of_messages(index, row, data)

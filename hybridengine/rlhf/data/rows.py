@@ -9,7 +9,7 @@ import glob
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,6 +40,30 @@ class Row:
 
     def refuse(self, column: str, what: str, mend: str) -> NoReturn:
         raise UsageError(f"{self.where()}: column {column!r} {what}. {mend}")
+
+    def check_text(self, columns: Iterable[str]) -> None:
+        """Throws UsageError where a text in one of them, at any depth, holds a lone surrogate: JSON
+        can spell it, but no tokenizer and no file takes it."""
+        for column in columns:
+            for text in _texts(self.values.get(column)):
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    half = ascii(text[error.start])
+                    what = f"holds half a character, {half}, at {error.start} of {text[:40]!a}"
+                    self.refuse(column, what, "Write characters whole, or leave it out.")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
@@ -135,9 +159,27 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise UsageError(
             f"{path} cannot be read as parquet: {error}. Write or fetch it again."
         ) from error
-    records = (record for batch in table.to_batches() for record in batch.to_pylist())
-    for position, record in enumerate(records):
-        yield Row(path, position, record)
+    position = 0
+    for batch in table.to_batches():
+        for record in _records(path, position, batch):
+            yield Row(path, position, record)
+            position += 1
+
+
+def _records(path: Path, first: int, batch: Any) -> list[dict[str, Any]]:
+    """The rows of a batch of pyarrow, of which the first is row `first` of the file."""
+    try:
+        records: list[dict[str, Any]] = batch.to_pylist()
+        return records
+    except UnicodeDecodeError:
+        for row in range(batch.num_rows):
+            try:
+                batch.slice(row, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                raise UsageError(
+                    f"{path}, row {first + row}: not UTF-8: {error.reason}. Write it as UTF-8."
+                ) from error
+        raise
 
 
 def _read_saved(path: Path) -> Iterator[Row]:
@@ -174,6 +216,9 @@ def _record(where: str, line: bytes) -> dict[str, Any]:
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 at byte {error.start}. Write it as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        reason = str(error).split(";")[0]
+        raise UsageError(f"{where}: cannot be read: {reason}. Write it smaller.") from error
     if not isinstance(record, dict):
         raise UsageError(
             f"{where}: a JSON {type(record).__name__}, not an object. Write one object a line."
