@@ -30,13 +30,14 @@ _WEIGHTS = 2 * (128 * 24) + 24 + 2 * (4 * 24 * 24 + 3 * 24 + 3 * 24 * 40 + 2 * 2
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint without weights, which no rehearsal reads."""
+    """A small checkpoint."""
     import yaml
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("model")
     facts = yaml.safe_load(MODEL)
-    AutoConfig.for_model(facts.pop("model_type"), **facts).save_pretrained(folder)
+    config = AutoConfig.for_model(facts.pop("model_type"), **facts)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     character_tokenizer().save_pretrained(folder)
     return folder
 

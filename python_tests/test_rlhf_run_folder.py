@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlhf_small_run import MODEL
 
 from hybridengine import UsageError, farewell
 from hybridengine.rlhf.config.loading import load_config
@@ -173,8 +174,8 @@ def test_a_folder_that_cannot_be_made_is_one_line_before_data_is_read(tmp_path: 
         (Path("/proc/self/fd"), "No such file or directory"),
         (tmp_path / ("n" * 300), "File name too long"),
     ):
-        absent = ["model.path=/nowhere", "data.train_files=[/nowhere]"]
-        config = load_config(["preset=none", *absent, f"run.dir={place}"])
+        facts = [f"model.config={MODEL}", "data.train_files=[/nowhere]"]
+        config = load_config(["preset=none", *facts, f"run.dir={place}"])
         with pytest.raises(UsageError, match=rf"run\.dir=.* cannot hold the run: {reason}.* Set"):
             train(config)
     assert _names(tmp_path) == ["afile"]
