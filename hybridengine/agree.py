@@ -118,17 +118,20 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
         )
     by_config = expected is not None and statements[0].options["dst_names"] == "plain"
     targets = _target_names(statements, expected)
-    names = canonical_names([name for name, _, _ in rows], targets or [])
+    ties = [] if expected is None else expected.aliases
+    known = [*(targets or []), *(alias for alias, _ in ties)]
+    names = canonical_names([*(name for name, _, _ in rows), *tied], known)
     rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
     _check_as_configured(rows, rule, expected, summed=not lowest.whole)
-    aliases = [(alias, names.get(name, name)) for alias, name in tied.items()]
+    _check_ties(rows, ties)
+    aliases = [(names[alias], names.get(name, name)) for alias, name in tied.items()]
     # What a fused tensor of the destination lacks, nobody would notice.
     if targets is not None and (by_config or any(each.out is not None for each in statements)):
         if partial:
             rows = [row for row in rows if row[0] in targets]
         else:
-            known = {alias for alias, _ in aliases}
-            check_matched([row[0] for row in rows], [t for t in targets if t not in known])
+            seconds = {alias for alias, _ in aliases}
+            check_matched([row[0] for row in rows], [t for t in targets if t not in seconds])
     kept = {name for name, _, _ in rows}
     return Spec.from_tensors(rows, [each for each in aliases if each[1] in kept], config)
 
@@ -165,6 +168,18 @@ def _check_as_configured(
             "the config (resize_token_embeddings() keeps both alike), or pass layouts that are "
             "bound to a spec of these shapes."
         )
+
+
+def _check_ties(rows: list[Row], ties: list[tuple[str, str]]) -> None:
+    """Throws UsageError where what the config says is one tensor has come apart."""
+    apart = {name for name, _, _ in rows}
+    for alias, name in ties:
+        if alias in apart and name in apart:
+            raise UsageError(
+                f"{alias!r} has memory of its own, but the config ties it to {name!r}. Tie them "
+                "again: to_empty() and sharding them in units of their own take them apart, "
+                "model.tie_weights() joins them. Or set tie_word_embeddings to false."
+            )
 
 
 def _tied_names(held: dict[int, Statement]) -> dict[str, str]:

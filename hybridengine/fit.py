@@ -35,10 +35,10 @@ def in_order(
     """
     rows = layout.locals(rank)
     wanted = [name for name, _, _ in rows]
-    names = canonical_names(given, wanted)
+    seconds = {alias for alias, _ in aliases} - set(wanted)
+    names = canonical_names(given, [*wanted, *seconds])
     by_name = {names[name]: tensor for name, tensor in given.items()}
-    known = {alias for alias, _ in aliases} - set(wanted)
-    offered = [name for name in by_name if name not in known]
+    offered = [name for name in by_name if name not in seconds]
     if partial:
         offered = [name for name in offered if name in set(wanted)]
     check_matched(*((offered, wanted) if side == "model" else (wanted, offered)))
