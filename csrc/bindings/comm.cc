@@ -31,8 +31,8 @@ std::unique_ptr<Communicator> make_communicator(const std::string& transport, Ra
   options.timeout = to_milliseconds(timeout_s, "timeout");
   options.enter_timeout = to_milliseconds(enter_timeout_s, "enter_timeout");
   options.between = check_signals;
-  return std::make_unique<Communicator>(find_transport(transport).make(rank, world, group), rank,
-                                        world, std::move(options));
+  return std::make_unique<Communicator>(find_transport(transport, rank).make(rank, world, group),
+                                        rank, world, std::move(options));
 }
 
 std::vector<Blob> to_blobs(const std::vector<py::bytes>& addresses) {

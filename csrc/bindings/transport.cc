@@ -52,7 +52,7 @@ struct EndpointMemory {
 class Endpoint {
  public:
   Endpoint(const std::string& name, Rank rank, int32_t world, const std::string& group)
-      : transport_(find_transport(name).make(rank, world, group)) {}
+      : transport_(find_transport(name, rank).make(rank, world, group)) {}
 
   Transport& transport() const {
     if (!transport_) throw UsageError("this endpoint is closed", "", "Make a new one.");

@@ -87,17 +87,34 @@ class CmaTransport : public ShmTransport {
   enum class Tried : uint8_t { kNo, kGood, kBad };
 
   bool try_to_read(Rank peer) {
+    const std::string fault = fault_of_reading(peer);
+    if (!fault.empty() && !warned_) {
+      warned_ = true;
+      log(LogLevel::kWarn, Subsystem::kTransport, fault,
+          "; copying through shared memory instead, with that rank and without a further word with "
+          "others.");
+    }
+    return fault.empty();
+  }
+
+  /// Why the memory of `peer` cannot be read, "" where it can.
+  std::string fault_of_reading(Rank peer) {
     const Board* theirs = board(peer);
+    const int pid = peer_of(peer).process.pid();
+    if (theirs->probe_address == 0)
+      return str_cat(
+          "rank ", peer, " (process ", pid,
+          ") uses shm and not cma, which it was told to or which is not available to it");
+    const Probe own = probe_self();
+    if (!own.available) return str_cat("cma is not available to this rank any more: ", own.reason);
     uint64_t found = 0;
     const RemoteRun run{theirs->probe_address, reinterpret_cast<std::byte*>(&found), sizeof found};
-    const int pid = peer_of(peer).process.pid();
-    if (read_process(pid, std::span(&run, 1)) == sizeof found && found == theirs->probe_value)
-      return true;
-    log(LogLevel::kWarn, Subsystem::kTransport, "cma cannot read the memory of rank ", peer,
-        " (process ", pid, ", ", std::strerror(errno),
-        "); copying through shared memory instead. Ranks must share a PID namespace, and a parent "
-        "where kernel.yama.ptrace_scope is 1.");
-    return false;
+    const ssize_t copied = read_process(pid, std::span(&run, 1));
+    const char* reason = copied < 0 ? std::strerror(errno) : "another process has its number";
+    if (copied == sizeof found && found == theirs->probe_value) return "";
+    return str_cat("cma cannot read the memory of rank ", peer, " (process ", pid, ", ", reason,
+                   "). Ranks must share a PID namespace, and a parent where "
+                   "kernel.yama.ptrace_scope is 1");
   }
 
   /// The kernel may stop early, at a page that it cannot read or where a call would take too long:
@@ -124,6 +141,7 @@ class CmaTransport : public ShmTransport {
 
   uint64_t probe_value_ = 0;
   std::vector<Tried> tried_;
+  bool warned_ = false;
 };
 
 }  // namespace

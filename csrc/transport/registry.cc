@@ -1,8 +1,10 @@
 #include "transport/registry.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hybridengine {
 
@@ -16,12 +18,27 @@ std::string names() {
   return text;
 }
 
-const TransportEntry& find_auto() {
+/// Once in a process, and by rank 0 alone: where all ranks lack it, nobody needs to read it from
+/// each.
+void warn_of_fallback(const TransportEntry& taken, const std::string& reasons, Rank rank) {
+  static std::once_flag once;
+  if (rank != 0 || reasons.empty()) return;
+  std::call_once(once, [&] {
+    log(LogLevel::kWarn, Subsystem::kTransport, taken.name,
+        " is used, since a faster transport is ", "not available: ", reasons,
+        ". To choose it without this warning set ", "HYBRIDENGINE_TRANSPORT=", taken.name, ".");
+  });
+}
+
+const TransportEntry& find_auto(Rank rank) {
   std::string reasons;
   for (const TransportEntry& entry : transports()) {
     if (!entry.caps.processes) continue;
     const Probe probe = entry.probe();
-    if (probe.available) return entry;
+    if (probe.available) {
+      warn_of_fallback(entry, reasons, rank);
+      return entry;
+    }
     reasons += str_cat(reasons.empty() ? "" : "; ", entry.name, ": ", probe.reason);
   }
   throw UsageError("no transport reaches other processes here", reasons,
@@ -35,8 +52,8 @@ std::span<const TransportEntry> transports() {
   return table;
 }
 
-const TransportEntry& find_transport(const std::string& name) {
-  if (name == "auto") return find_auto();
+const TransportEntry& find_transport(const std::string& name, Rank rank) {
+  if (name == "auto") return find_auto(rank);
   const auto table = transports();
   const auto entry = std::ranges::find_if(table, [&](auto& one) { return name == one.name; });
   if (entry == table.end())

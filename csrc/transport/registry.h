@@ -27,9 +27,10 @@ struct TransportEntry {
 
 std::span<const TransportEntry> transports();
 
-/// The entry of `name`, or for "auto" the first available one that reaches processes. A transport
-/// that is not available here: UsageError with its reason and remedy. Unknown: UsageError with the
-/// legal names.
-const TransportEntry& find_transport(const std::string& name);
+/// The entry of `name`, or for "auto" the first available one that reaches processes; `rank`, which
+/// will use it, warns of better ones that are not available if it is rank 0, once in its process.
+/// A transport that is not available here: UsageError with its reason and remedy. Unknown:
+/// UsageError with the legal names.
+const TransportEntry& find_transport(const std::string& name, Rank rank);
 
 }  // namespace hybridengine
