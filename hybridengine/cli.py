@@ -37,6 +37,7 @@ from hybridengine.refusals import refusal
 from hybridengine.rlhf import cli as rlhf_cli
 from hybridengine.signals import ended_by, unwind_on_signals
 from hybridengine.streams import open_streams, stdout_error
+from hybridengine.visible import visible, wrapped
 
 DIFFERENT, USAGE, FAILED, BUG, INTERRUPTED = 1, 2, 3, 70, 130
 _UNREAD = 128 + signal.SIGPIPE
@@ -350,8 +351,11 @@ def _write_json(path: str, facts: dict[str, Any]) -> None:
 
 
 def _stop(code: int, reason: str) -> int:
-    """One red line on stderr."""
-    line = Text("error: " + " ".join(reason.split()), style="red")
+    """One line on stderr; on a terminal it is red, and broken between words."""
+    console = Console(stderr=True)
+    line = "error: " + visible(" ".join(reason.split()))
+    if console.is_terminal:
+        line = wrapped(line, console.width)
     with contextlib.suppress(OSError):  # a stderr that takes nothing
-        Console(stderr=True).print(line, soft_wrap=True)
+        console.print(Text(line, style="red"), soft_wrap=True)
     return code

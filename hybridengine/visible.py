@@ -7,6 +7,7 @@ are counted in columns of a terminal.
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 
 from rich.cells import cell_len, set_cell_size
@@ -28,6 +29,14 @@ def cut(text: str, width: int, more: str = "…") -> str:
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(0, width - cell_len(more))).rstrip() + more
+
+
+def wrapped(text: str, width: int) -> str:
+    """`text` broken between words where it does not fit, its lines behind the first indented."""
+    lines = textwrap.wrap(
+        text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)
 
 
 def rows_of(cells: list[list[str]], width: int, more: str = "…") -> list[str]:

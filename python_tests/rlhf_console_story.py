@@ -10,6 +10,7 @@ from hybridengine.rlhf.logging.console import ConsoleLines
 from hybridengine.rlhf.logging.screen import open_screen
 from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.artifacts import Sample, Summary
+from hybridengine.streams import open_streams
 
 STEPS = 24
 _FIRST = {
@@ -76,4 +77,5 @@ def tell(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    open_streams()
     tell(Path(sys.argv[1]))

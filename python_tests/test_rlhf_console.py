@@ -14,7 +14,6 @@ from terminal import run_in_terminal, shown
 from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns, count_of_bytes
 from hybridengine.rlhf.logging.metrics import find_metric
 from hybridengine.rlhf.logging.screen import PLAIN_WIDTH
-from hybridengine.visible import cut, rows_of, visible
 
 pytestmark = pytest.mark.python
 
@@ -112,20 +111,6 @@ def test_every_number_fits_its_column() -> None:
 def test_bytes() -> None:
     found = [count_of_bytes(value) for value in (0, 999, 463616, 1.5e6, 2.345e9)]
     assert found == ["0 B", "999 B", "464 kB", "1.5 MB", "2.35 GB"]
-
-
-def test_text_is_one_line_that_shows_what_it_is() -> None:
-    assert visible("a\x1b[31m\n\r\t\x00\x9b\x7f") == "a\\x1b[31m\\n\\r\\t\\x00\\x9b\\x7f"
-    assert visible("\u200b\u2028\ud800\ue000\U000e0001") == ("\\u200b\\u2028\\ud800\\ue000\\ue0001")
-    assert visible("多é e\u0301 [b]\\n") == "多é e\u0301 [b]\\n"
-
-
-def test_cells_are_cut_by_what_they_take_on_the_screen() -> None:
-    assert cut("多少多少", 8) == "多少多少" and cut("多少多少", 7) == "多少多…"
-    assert cut("多少多少", 6) == "多少…" and cut("abcdef", 5, "...") == "ab..."
-    rows = rows_of([["prompt", "x"], ["e\u0301" * 3, "y"], ["多" * 30, "z" * 90]], 40)
-    assert all(cell_len(row) <= 40 for row in rows)
-    assert [row.index(mark) for row, mark in zip(rows[:2], "xy", strict=True)] == [21, 24]
 
 
 _RANKS = """

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import report
-from hybridengine.rlhf.trainer.artifacts import Summary
+from hybridengine.rlhf.trainer.artifacts import FitSummary, Summary
 from hybridengine.rlhf.trainer.loop import Ending
 
 pytestmark = pytest.mark.python
@@ -54,4 +55,24 @@ def test_the_last_lines_say_why_a_run_ended_early_and_break_no_path(tmp_path: Pa
         "trainer.time_limit_s=60 ended",
         "  it before step 100000",
         "runs/a/reward.png",
+    ]
+
+
+def test_a_reward_model_says_on_how_many_pairs_it_was_measured(tmp_path: Path) -> None:
+    out = io.StringIO()
+    screen = Console(file=out, width=80)
+    config = Config()
+    config.trainer.steps, config.trainer.time_limit_s = 30, 60.0
+    report.announce_fit(screen, config, 271, 1, tmp_path)
+    report.conclude_fit(screen, FitSummary(0.1234, 0.5, 1, 30, 12.3), tmp_path)
+    report.conclude_fit(screen, FitSummary(0.1234, 0.5, 0, 1, 12.3), tmp_path)
+    (folder, *lines) = out.getvalue().splitlines()
+    assert folder == str(tmp_path)
+    assert lines == [
+        "reward model on 2 ranks: 271 pairs, 1 held out, 30 steps, at most 60 s",
+        "loss 0.123, 50.0% of 1 held-out pair in the right order, 30 steps, 12 s",
+        "all steps are done",
+        "loss 0.123, 50.0% of the last steps' pairs in the right order (none is held out:",
+        "  data.eval_share), 1 step, 12 s",
+        "all steps are done",
     ]

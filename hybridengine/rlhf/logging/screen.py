@@ -18,13 +18,8 @@ _DUMB = ("", "dumb", "unknown")
 
 
 def open_screen() -> Console:
-    """A console on stdout that prints text as it is: no markup, no highlights, no emoji codes.
-
-    What the encoding of stdout cannot hold is written as an escape.
-    """
+    """A console on stdout that prints text as it is: no markup, no highlights, no emoji codes."""
     stdout = Console().file
-    if hasattr(stdout, "reconfigure"):
-        stdout.reconfigure(errors="backslashreplace")
     live = is_live(stdout)
     return Console(
         force_terminal=live,  # whatever FORCE_COLOR says

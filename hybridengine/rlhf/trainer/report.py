@@ -6,7 +6,6 @@ and is whole.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.trainer.artifacts import FitSummary, Sample, Summary
-from hybridengine.visible import rows_of, visible
+from hybridengine.visible import rows_of, visible, wrapped
 
 # What a run may leave, and what it is for.
 _LEFT = {
@@ -86,7 +85,7 @@ def conclude_fit(screen: Console, summary: FitSummary, folder: Path, ending: str
     over = (
         f"{counted(summary.held_out, 'held-out pair')} in the right order"
         if summary.held_out
-        else "pairs of the last steps in the right order; none were held out (data.eval_share)"
+        else "the last steps' pairs in the right order (none is held out: data.eval_share)"
     )
     facts = [
         f"loss {summary.loss:.3f}",
@@ -116,15 +115,13 @@ def list_files(screen: Console, folder: Path) -> None:
     lines = [f"{path.ljust(longest)}  {_LEFT[name]}" for name, path in found.items()]
     if any(len(line) > screen.width for line in lines):
         lines = list(found.values())
-    screen.print("\n".join(lines), soft_wrap=True)
+    for line in lines:
+        screen.print(line, soft_wrap=True)
 
 
 def say(screen: Console, text: str) -> None:
     """Text that is broken between words where it does not fit."""
-    lines = textwrap.wrap(
-        text, screen.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    screen.print("\n".join(lines), soft_wrap=True)
+    screen.print(wrapped(text, screen.width), soft_wrap=True)
 
 
 def counted(count: int, noun: str) -> str:
