@@ -8,6 +8,7 @@ import torch
 from ranks import run_ranks
 from rlhf_training_oracle import WAYS, assert_same, reference
 from rlhf_training_scenarios import config, make, rollouts, share, update
+from safetensors.torch import load_file
 
 from hybridengine.rlhf.config.schema import Model
 from hybridengine.rlhf.training.models import build_model
@@ -109,6 +110,7 @@ def test_training_goes_on_where_it_was_saved(folder, two, three):
 
 def test_the_exported_checkpoint(folder, two):
     exported = two[0]["save"][0]
+    assert "lm_head.weight" not in load_file(folder / "hf" / "model.safetensors")  # tied
     module = build_model(Model(path=str(folder / "hf")), "policy", torch.float64, 0)
     same_weights(scenarios.weights_of(module), exported)
     assert type(module).__name__ == "Qwen2ForCausalLM"

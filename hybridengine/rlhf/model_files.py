@@ -15,7 +15,7 @@ from hybridengine._core import UsageError
 from hybridengine.checkpoint import checkpoint_files, read_header, read_json
 from hybridengine.mapping import MAPPINGS, find_mapping
 from hybridengine.rlhf.config.role_names import roles_of
-from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.config.schema import Config, Model
 from hybridengine.spec import Spec
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -34,6 +34,16 @@ def model_directory(source: str) -> Path:
             "a checkpoint."
         )
     return resolved.directory()
+
+
+def checkpoint_dtype(model: Model) -> str | None:
+    """The type of the weights that a model starts from, as its config says; None where it does
+    not."""
+    facts: Mapping[str, Any] = model.config
+    if model.path is not None:
+        facts = read_json(model_directory(model.path) / "config.json")
+    name = facts.get("dtype", facts.get("torch_dtype"))
+    return None if name is None else str(name).removeprefix("torch.")
 
 
 def trained_types() -> list[str]:

@@ -163,6 +163,11 @@ class Trainer:
     save_interval: int = key(0, "steps between checkpoints; 0: only at the end", least=0)
     keep_checkpoints: int = key(1, "how many resumable checkpoints are kept", least=1)
     save_hf: bool = key(True, "write a HF checkpoint at the end")
+    hf_dtype: str = key(
+        "checkpoint",
+        "type of the weights in hf/; checkpoint: that of the model which training began with",
+        choices=("checkpoint", "float32", "bfloat16", "float16"),
+    )
     save_rollouts: bool = key(
         False, "keep every response with its score in rollouts/, which offline runs read"
     )

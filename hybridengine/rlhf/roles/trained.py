@@ -11,7 +11,7 @@ from hybridengine.rlhf.config.roles import Actor, Critic
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
-from hybridengine.rlhf.training.models import Kind, build_model, weight_dtype
+from hybridengine.rlhf.training.models import Kind, build_model, export_dtype, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.sharding import shard
@@ -85,7 +85,8 @@ class TrainedRole(Role):
     def export(self, folder: str) -> str:
         """A HF checkpoint with the tokenizer, from the first rank. Returns what save() does."""
         tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
-        return reason(lambda: export_hf(self.module, tokenizer, folder))
+        dtype = export_dtype(self.config, self._section)
+        return reason(lambda: export_hf(self.module, tokenizer, folder, dtype))
 
 
 def reason(write: Callable[[], None]) -> str:

@@ -18,7 +18,7 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import whole_checkpoints
 from hybridengine.rlhf.trainer.folder import RunFolder
-from hybridengine.rlhf.training.models import empty_model, weight_dtype
+from hybridengine.rlhf.training.models import empty_model, export_dtype, weight_dtype
 from hybridengine.rlhf.training.state import line_of, write_hf
 
 _MOMENTS = 2  # of AdamW, each as large as the weights that train
@@ -39,11 +39,11 @@ def rehearse(config: Config, tokenizer: Any, folder: RunFolder) -> None:
         held, trained = held + critic, trained + critic
     if config.warmup.steps and config.reference.path is None:
         held += num_weights(policy)
-    size = weight_dtype(config.actor).itemsize
+    size, hf_size = weight_dtype(config.actor).itemsize, export_dtype(config, config.actor).itemsize
     check_room(
         config,
         folder,
-        hf_bytes=num_weights(policy) * size if config.trainer.save_hf else 0,
+        hf_bytes=num_weights(policy) * hf_size if config.trainer.save_hf else 0,
         checkpoint_bytes=(held + _MOMENTS * trained) * size if config.trainer.save_interval else 0,
     )
 
@@ -53,9 +53,9 @@ def rehearse_reward(config: Config, tokenizer: Any, folder: RunFolder) -> None:
     model = empty_model(config.model, "classifier")
     with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=".trial.") as scratch:
         _try_export(config, model, tokenizer, Path(scratch))
-    hf_bytes = num_weights(model) * weight_dtype(config.critic).itemsize
-    saves = config.trainer.save_interval
-    checkpoint_bytes = hf_bytes * (1 + _MOMENTS) if saves else 0
+    hf_bytes = num_weights(model) * export_dtype(config, config.critic).itemsize
+    size = weight_dtype(config.critic).itemsize if config.trainer.save_interval else 0
+    checkpoint_bytes = num_weights(model) * size * (1 + _MOMENTS)
     check_room(config, folder, hf_bytes=hf_bytes, checkpoint_bytes=checkpoint_bytes)
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.roles import Actor, Critic, Sharding
-from hybridengine.rlhf.config.schema import Model
-from hybridengine.rlhf.model_files import model_directory
+from hybridengine.rlhf.config.schema import Config, Model
+from hybridengine.rlhf.model_files import checkpoint_dtype, model_directory
 
 Kind = Literal["policy", "value", "classifier"]
 
@@ -99,6 +99,16 @@ def quiet_transformers() -> Iterator[None]:
 def weight_dtype(sharding: Sharding) -> torch.dtype:
     """In which type weights are held and stepped: float64 if all is, else float32."""
     return torch.float64 if sharding.dtype == "float64" else torch.float32
+
+
+def export_dtype(config: Config, sharding: Sharding) -> torch.dtype:
+    """In which type hf/ holds weights: that of trainer.hf_dtype, else that of the checkpoint which
+    they come from, else that in which they step."""
+    name: str | None = config.trainer.hf_dtype
+    if name == "checkpoint":
+        name = checkpoint_dtype(config.model)
+    found = None if name is None else getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else weight_dtype(sharding)
 
 
 def section_of(sharding: Sharding) -> str:

@@ -6,6 +6,7 @@ under their name only when complete.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Callable
@@ -61,33 +62,51 @@ def load_state(
         optimizer.updates, optimizer.skipped = state["optimizer"][_COUNTS].tolist()
 
 
-def export_hf(module: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None:
+def export_hf(
+    module: Any,
+    tokenizer: Any,
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None = None,
+) -> None:
     """Writes the whole model, adapters merged, and `tokenizer` (unless None) as a HF checkpoint.
 
-    Weights are gathered one by one and kept in the host memory of rank 0, which writes. Collective
-    like save_state. Throws NotWritten.
+    Weights are rounded to `dtype` (None: stay as they are), gathered one by one and kept in the
+    host memory of rank 0, which writes. Collective like save_state. Throws NotWritten.
     """
     writes = not dist.is_initialized() or dist.get_rank() == 0
     whole: dict[str, torch.Tensor] = {}
+    first_name: dict[int, str] = {}  # tied weights are gathered once, and stay one
     for name, tensor in merged_tensors(module).items():
-        gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        if writes:
-            whole[name] = gathered.detach().cpu()
+        known = first_name.setdefault(id(tensor), name)
+        if known == name:
+            gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            if writes:
+                whole[name] = gathered.detach().to("cpu", dtype)
+        elif writes:
+            whole[name] = whole[known]
 
     _publish(
         Path(path),
-        lambda scratch: write_hf(module, whole, tokenizer, scratch) if writes else None,
+        lambda scratch: write_hf(module, whole, tokenizer, scratch, dtype) if writes else None,
     )
 
 
 def write_hf(
-    module: Any, weights: dict[str, torch.Tensor], tokenizer: Any, directory: Path
+    module: Any,
+    weights: dict[str, torch.Tensor],
+    tokenizer: Any,
+    directory: Path,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """`weights` with the config of `module`, the config of its generation, and `tokenizer` (unless
-    None). Throws what transformers raises, e.g. ValueError for a generation config that it
-    refuses."""
+    """`weights` with the config of `module`, which says `dtype` (None: the module's), the config of
+    its generation, and `tokenizer` (unless None). Throws what transformers raises, e.g. ValueError
+    for a generation config that it refuses."""
     with quiet_transformers():
         module.save_pretrained(directory, state_dict=weights)
+        if dtype is not None:
+            config = copy.deepcopy(module.config)
+            config.dtype = dtype
+            config.save_pretrained(directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 
