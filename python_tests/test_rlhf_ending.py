@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.artifacts import FitSummary, Summary
 from hybridengine.rlhf.trainer.loop import Ending
@@ -58,18 +59,37 @@ def test_the_last_lines_say_why_a_run_ended_early_and_break_no_path(tmp_path: Pa
     ]
 
 
+def test_the_first_lines_say_what_was_kept() -> None:
+    out = io.StringIO()
+    screen = Console(file=out, width=80)
+    config = Config()
+    config.trainer.steps = 1
+    report.announce(screen, config, ["actor", "critic"], Counts(7, 7, 0, 0), Path("runs/a"))
+    config.data.mode, config.preset = "offline", "demo"
+    report.announce(screen, config, ["actor"], Counts(1234, 1000, 200, 34), Path("runs/b"))
+    assert out.getvalue().splitlines() == [
+        "runs/a",
+        "gae on 2 ranks (colocate): actor, critic",
+        "7 prompts, 1 step",
+        "runs/b",
+        "preset demo, gae on 2 ranks (colocate): actor",
+        "1,000 of 1,234 responses (200 too long, 34 empty), 1 step",
+    ]
+
+
 def test_a_reward_model_says_on_how_many_pairs_it_was_measured(tmp_path: Path) -> None:
     out = io.StringIO()
     screen = Console(file=out, width=80)
     config = Config()
     config.trainer.steps, config.trainer.time_limit_s = 30, 60.0
-    report.announce_fit(screen, config, 271, 1, tmp_path)
+    report.announce_fit(screen, config, Counts(302, 300, 2, 0), 29, tmp_path)
     report.conclude_fit(screen, FitSummary(0.1234, 0.5, 1, 30, 12.3), tmp_path)
     report.conclude_fit(screen, FitSummary(0.1234, 0.5, 0, 1, 12.3), tmp_path)
     (folder, *lines) = out.getvalue().splitlines()
     assert folder == str(tmp_path)
     assert lines == [
-        "reward model on 2 ranks: 271 pairs, 1 held out, 30 steps, at most 60 s",
+        "reward model on 2 ranks: 300 of 302 pairs (2 too long, 0 empty), 29 of them held",
+        "  out, 30 steps, at most 60 s",
         "loss 0.123, 50.0% of 1 held-out pair in the right order, 30 steps, 12 s",
         "all steps are done",
         "loss 0.123, 50.0% of the last steps' pairs in the right order (none is held out:",

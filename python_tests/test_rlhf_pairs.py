@@ -8,7 +8,7 @@ import pytest
 
 from hybridengine import UsageError
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import Pair, PromptEncoder, character_tokenizer, hold_out
+from hybridengine.rlhf.data import Counts, Pair, PromptEncoder, character_tokenizer, hold_out
 from hybridengine.rlhf.trainer.pairs import Pairs, measured
 
 pytestmark = pytest.mark.python
@@ -64,8 +64,11 @@ def _open(tmp_path: Path, train: int, size: int, **data: Any) -> Pairs:
 def test_a_share_is_held_out_unless_there_are_files(tmp_path: Path) -> None:
     found = _open(tmp_path, 50, 45)
     assert (len(found.train), len(found.held_out)) == (45, 5)
+    assert found.counts == Counts(50, 50, 0, 0)
     files = _open(tmp_path, 50, 50, eval_files=[str(tmp_path / "eval.jsonl")])
     assert (len(files.train), len(files.held_out)) == (50, 7)
+    assert files.counts == Counts(57, 57, 0, 0)
+    assert _open(tmp_path, 20, 5, max_prompt_length=2).counts == Counts(20, 10, 10, 0)
     assert len(_open(tmp_path, 50, 50, eval_share=0.0).train) == 50
 
 

@@ -23,7 +23,7 @@ _MODEL = (
 def _check_lines(lines: list[str], folder: str) -> None:
     assert lines[:3] == [
         folder,
-        "reward model on 2 ranks: 25 pairs, 25 held out, 30 steps",
+        "reward model on 2 ranks: 50 pairs, 25 of them held out, 30 steps",
         "evaluation before the first step: loss 0.693, accuracy 50.0%",
     ]
     assert lines[3].split() == ["step", "loss", "accuracy", "grad", "time"]

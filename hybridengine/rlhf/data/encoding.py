@@ -31,6 +31,14 @@ class Counts:
     too_long: int
     empty: int
 
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.read + other.read,
+            self.kept + other.kept,
+            self.too_long + other.too_long,
+            self.empty + other.empty,
+        )
+
     def refuse_none(self, limits: str) -> None:
         """Throws UsageError, which names the keys of the `limits`, where nothing was kept."""
         if self.kept == 0:

@@ -11,6 +11,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import (
+    Counts,
     EncodedPreference,
     Pair,
     PromptEncoder,
@@ -24,10 +25,11 @@ from hybridengine.rlhf.workers import WorkerGroup
 
 @dataclass(frozen=True)
 class Pairs:
-    """Encoded, `held_out` never among those to fit to."""
+    """Encoded, `held_out` never among those to fit to. `counts` is of both."""
 
     train: list[EncodedPreference]
     held_out: list[EncodedPreference]
+    counts: Counts
 
     @staticmethod
     def open(config: Config, encoder: PromptEncoder) -> Pairs:
@@ -43,10 +45,13 @@ class Pairs:
         else:
             pairs, held_out = hold_out(pairs, data.eval_share, config.seed)
 
-        def encoded(some: Sequence[Pair]) -> list[EncodedPreference]:
-            return encode_preferences(encoder, some, data.max_response_length)[0] if some else []
+        def encoded(some: Sequence[Pair]) -> tuple[list[EncodedPreference], Counts]:
+            if not some:
+                return [], Counts(0, 0, 0, 0)
+            return encode_preferences(encoder, some, data.max_response_length)
 
-        found = Pairs(encoded(pairs), encoded(held_out))
+        (train, counts), (others, more) = encoded(pairs), encoded(held_out)
+        found = Pairs(train, others, counts + more)
         found._check_batch(data.train_batch_size, bool(data.eval_files))
         return found
 

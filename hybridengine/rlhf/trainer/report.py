@@ -42,18 +42,19 @@ def announce(
         f"{preset}{config.algorithm.advantage} on {counted(trainer.ranks, 'rank')} "
         f"({trainer.placement}): {', '.join(roles)}",
     )
-    say(screen, f"{_kept(counts)}, {_steps(config)}")
+    noun = "response" if config.data.mode == "offline" else "prompt"
+    say(screen, f"{_kept(counts, noun)}, {_steps(config)}")
 
 
 def announce_fit(
-    screen: Console, config: Config, num_pairs: int, num_held_out: int, folder: Path
+    screen: Console, config: Config, counts: Counts, num_held_out: int, folder: Path
 ) -> None:
     """The same of a reward model."""
     screen.print(str(folder), soft_wrap=True)
     say(
         screen,
         f"reward model on {counted(config.trainer.ranks, 'rank')}: "
-        f"{counted(num_pairs, 'pair')}, {num_held_out:,} held out, {_steps(config)}",
+        f"{_kept(counts, 'pair')}, {num_held_out:,} of them held out, {_steps(config)}",
     )
 
 
@@ -129,11 +130,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _kept(counts: Counts) -> str:
+def _kept(counts: Counts, noun: str) -> str:
     if counts.read == counts.kept:
-        return counted(counts.kept, "prompt")
+        return counted(counts.kept, noun)
     return (
-        f"{counts.kept:,} of {counted(counts.read, 'prompt')} ({counts.too_long:,} too long, "
+        f"{counts.kept:,} of {counted(counts.read, noun)} ({counts.too_long:,} too long, "
         f"{counts.empty:,} empty)"
     )
 

@@ -41,7 +41,7 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
         if config.run.resume:
             check_steps_left(config, folder.path, exports=True)
         rehearse_reward(config, tokenizer, folder)
-        report.announce_fit(screen, config, len(pairs.train), len(pairs.held_out), folder.path)
+        report.announce_fit(screen, config, pairs.counts, len(pairs.held_out), folder.path)
         with screen.status("starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
