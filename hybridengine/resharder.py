@@ -6,7 +6,8 @@ A Resharder agrees and plans once and runs as often as weights change; reshard()
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from hybridengine.fit import in_order
 from hybridengine.fresh import FreshTensors
 from hybridengine.layout import Layout, LayoutRule
 from hybridengine.options import callable_
+from hybridengine.origin import Origin
 from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
+from hybridengine.replicas import check_replicas
 from hybridengine.report import Report
 from hybridengine.views import find_views
 from hybridengine.wording import counted
@@ -42,7 +45,8 @@ class Resharder:
     """Moves a model's weights from layout `src` to layout `dst`, again and again.
 
     Making one is collective: all ranks of the communicator take part, also those of neither layout.
-    It keeps `model`'s tensors (and `out`) and reads them anew at each run.
+    It keeps `model`'s tensors (and `out`) and reads what they hold anew at each run; a model that
+    has other tensors by then needs another Resharder, and a run says so.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Resharder:
                 error = str(fault)
             same_everywhere(self.comm, error, parts)
         self.timeout = mine.timeout
+        self._origin = None if held is None else Origin(model, held)
         self._prepare(statements)
 
     def _prepare(self, statements: list[Statement]) -> None:
@@ -193,6 +198,7 @@ class Resharder:
         Throws TransportError or TimeoutError where a rank fails; the destination is then undefined
         and the communicator dead.
         """
+        self._check_sources()
         if self._runs == 1:
             self._use_huge_pages()
         self._runs += 1
@@ -203,16 +209,12 @@ class Resharder:
                 targets = self._fresh.make()
                 for i in aliased:
                     targets[i] = self._views[self._names[i]]
-            execution = _core.Execution(
-                self.comm.core,
+            execution = self._execution(
                 self.schedule,
-                self._tables,
-                self._sources,
                 targets,
                 aliased=aliased,
                 plan=self._digest,
                 readable=self._readable,
-                verify=self.verify,
             )
             execution.advance()
         self._set_report(execution, [self._names[i] for i in aliased])
@@ -222,12 +224,48 @@ class Resharder:
         what = f"{self.src.text!r} -> {self.dst.text!r}, {counted(self._counts[1], 'tensor')}"
         return f"Resharder({what}, rank {self.comm.rank} of {self.comm.world}, run {self._runs} x)"
 
+    def _check_sources(self) -> None:
+        """Before a run: that this rank's tensors are those of the constructor, and with `verify`
+        that replicas agree."""
+        if self._origin is not None:
+            with self.comm.between_calls(spare=()):
+                self._origin.check()
+        if self.verify:
+            check_replicas(self.comm, self.src, self._sources)
+
+    def _execution(self, schedule: Any, targets: list[Any], **options: Any) -> Any:
+        with self._naming(targets):
+            return _core.Execution(
+                self.comm.core,
+                schedule,
+                self._tables,
+                self._sources,
+                targets,
+                verify=self.verify,
+                **options,
+            )
+
+    @contextmanager
+    def _naming(self, targets: list[Any]) -> Iterator[None]:
+        """The core knows memory and no names: says which tensor changed, or has none any more."""
+        try:
+            yield
+        except UsageError:
+            if self._origin is not None:
+                self._origin.compare()
+            sources = [name for name, _, _ in self.src.locals(self.comm.rank)]
+            memory.check_readable(dict(zip(sources, self._sources, strict=False)))
+            memory.check_readable(dict(zip(self._names, targets, strict=False)))
+            raise
+
     def _use_huge_pages(self) -> None:
         """Once, before the second run: what is read where it lies is then read at full speed. It
         takes about 5 ms per MB, so not for a reshard that is done once."""
         if self._read:
-            _core.collapse(self._sources)
-            _core.collapse(self._targets or [])
+            targets = self._targets or []
+            with self.comm.between_calls(spare=()), self._naming(targets):
+                _core.collapse(self._sources)
+                _core.collapse(targets)
 
     def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
         """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
@@ -250,20 +288,14 @@ class Resharder:
             schedule = _core.make_schedule(self.plan, size, in_order=True)
             self._stream_schedule = (schedule, schedule.digest())
         schedule, digest = self._stream_schedule
+        self._check_sources()
         seconds: dict[str, list[str]] = {}
         for alias, name in self._aliases:
             seconds.setdefault(name, []).append(alias)
         open_tensors: dict[int, Any] = {}
         with self.comm.call(self.timeout):
-            execution = _core.Execution(
-                self.comm.core,
-                schedule,
-                self._tables,
-                self._sources,
-                [],
-                plan=digest,
-                verify=self.verify,
-                open_bytes=2 * schedule.bucket_bytes,
+            execution = self._execution(
+                schedule, [], plan=digest, open_bytes=2 * schedule.bucket_bytes
             )
             while (event := execution.advance())[0] != "done":
                 kind, local = event

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,23 @@ def _place(tensor: torch.Tensor, local: torch.Tensor) -> tuple[Any, ...]:
     return (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype)
 
 
+def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether they are the same elements of the same memory; any two without elements are."""
+    return left.numel() == right.numel() == 0 or _place(left, left) == _place(right, right)
+
+
+def slots_of(model: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Where a module, or a dict, keeps its tensors: (table, key, tensor)."""
+    if not isinstance(model, torch.nn.Module):
+        yield from ((model, key, tensor) for key, tensor in model.items())
+        return
+    for each in model.modules():
+        for table in (each._parameters, each._buffers):
+            for key, tensor in table.items():
+                if tensor is not None and key not in each._non_persistent_buffers_set:
+                    yield table, key, tensor
+
+
 def _config_of(model: Any) -> ModelConfig | None:
     """The config of a transformers model whose architecture has a mapping."""
     config = getattr(model, "config", None)
@@ -212,6 +229,19 @@ def view(
 ) -> torch.Tensor:
     """A view of contiguous `tensor`, at `offset` elements from its start."""
     return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+def part(
+    tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """As view(), of a tensor that need not be contiguous; a copy where it is not."""
+    return view(tensor.detach().contiguous(), shape, strides, offset)
+
+
+def check_readable(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Throws UsageError, naming the tensor, on the first whose memory the core cannot use."""
+    for name, tensor in tensors.items():
+        _check_readable(name, tensor)
 
 
 def num_different(tensor: torch.Tensor, expected: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from hybridengine import Communicator, Layout, LayoutRule, Spec, UsageError, reshard
+from hybridengine import Communicator, Layout, LayoutRule, Resharder, Spec, UsageError, reshard
 
 FULL = {"w": tiny.numbered(12, 8), "v": tiny.numbered(10, 4, start=100)}
 
@@ -112,3 +112,52 @@ def read_what_fsdp2_made(comm: Communicator, folder: str) -> list[bytes]:
         blobs.append(layout.save())
     dist.destroy_process_group()
     return blobs
+
+
+def change_a_sharded_module(comm: Communicator, folder: str) -> tuple[list[str], dict[str, str]]:
+    """What runs after changes give: the names of those that moved what is there now, and the words
+    of those that were refused."""
+    start(comm, folder)
+
+    def made() -> torch.nn.Module:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+        fully_shard(model[0], reshard_after_forward=False)
+        fully_shard(model, reshard_after_forward=False)
+        return model
+
+    def moved(model: torch.nn.Module, resharder: Resharder) -> bool:
+        got = resharder.run()
+        now = {n: t.full_tensor() for n, t in model.state_dict().items()}
+        return all(got[name].equal(tensor) for name, tensor in now.items())
+
+    model = made()
+    resharder = Resharder(model, "fsdp2(2)", "replicated(2)", comm=comm)
+    allowed = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    allowed += ["trained"] * moved(model, resharder)
+    model(torch.ones(2, 5))  # its whole weights stay until the next pass
+    allowed += ["unsharded"] * moved(model, resharder)
+    model.load_state_dict({n: t.clone().mul_(3) for n, t in model.state_dict().items()})
+    allowed += ["loaded"] * moved(model, resharder)
+
+    def assign(model: torch.nn.Module) -> None:
+        model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
+
+    refused = {}
+    changes = {"converted": lambda model: model.to(torch.bfloat16), "assigned": assign}
+    for name, change in changes.items():
+        model = made()
+        again = Communicator(
+            dist.distributed_c10d._get_default_store(), comm.rank, 2, name=f"again {name}"
+        )
+        resharder = Resharder(model, "fsdp2(2)", "replicated(2)", comm=again)
+        change(model)
+        try:
+            resharder.run()
+        except UsageError as error:
+            refused[name] = str(error)
+    dist.destroy_process_group()
+    return allowed, refused
