@@ -142,7 +142,8 @@ def test_a_reward_that_raises(tmp_path: Path) -> None:
     assert "rewards failed for all 20 samples" in every.stderr
     go_on = _ended(tmp_path, *some, "trainer.eval_before=false")
     assert go_on.returncode == 0, go_on.stderr
-    assert "no such unit" in go_on.stderr
+    assert "no such unit" in go_on.stderr and "\x1b" not in go_on.stderr
+    assert go_on.stderr.count("samples have reward 0 since it failed") == 1  # for both ranks
     # The first line is the step; an evaluation comes behind it.
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert row["reward/mean"] == 0 and 0 < row["reward/errors"] < 20

@@ -41,7 +41,7 @@ class ConsoleLines:
         self._evaluation = ""  # the line that was written last
         self._bar = Progress(
             TextColumn("step"),
-            BarColumn(),
+            BarColumn(bar_width=None),  # what the others leave of the line
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -49,6 +49,7 @@ class ConsoleLines:
             console=self._screen,
             refresh_per_second=_REFRESH_PER_SECOND,
             transient=True,
+            expand=True,
             redirect_stderr=sys.stderr.isatty(),  # what others write stands above the bar
             disable=not self._screen.is_terminal,
         )
