@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,10 +40,10 @@ def _ended(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 def _interrupted(
     folder: Path, interrupt: Callable[[subprocess.Popen[str]], object]
 ) -> tuple[int, str, list[int]]:
-    """Exit code and stderr of a long run that `interrupt` was done to after its first step, and the
-    processes of it that are left."""
+    """Exit code and stderr of a long run that `interrupt` was done to after its second step, and
+    the processes of it that are left."""
     process = subprocess.Popen(
-        _command(folder, "trainer.steps=100000"),
+        _command(folder, "trainer.steps=100000", "trainer.save_interval=1"),
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -52,7 +54,7 @@ def _interrupted(
     try:
         metrics = folder / "run" / "metrics.jsonl"
         deadline = time.monotonic() + _STARTS_WITHIN_S
-        while not (metrics.exists() and '"step": 1,' in metrics.read_text()):
+        while not (metrics.exists() and '"step": 2,' in metrics.read_text()):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         family = _descendants(process.pid)
@@ -116,6 +118,46 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     code, errors, left = _interrupted(tmp_path, lambda p: os.kill(p.pid, signal.SIGINT))
     assert code == 130, errors
     assert left == []
+    # What it says last does go on, here for a step more.
+    last = errors.splitlines()[-1]
+    found = re.fullmatch(r"checkpoint at step (\d+); go on with: hybridengine train (.*)", last)
+    assert found is not None, last
+    done, arguments = int(found[1]), shlex.split(found[2])
+    assert arguments[-2:] == ["run.name=run", "run.resume=true"]
+    ended = _ended(tmp_path, *arguments, f"trainer.steps={done + 1}")
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] >= 1 and _whole(tmp_path)[-1].name == f"step_{done + 1:08d}"
+
+
+def _whole(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("run/checkpoints/step_*/controller.json"))
+
+
+@pytest.mark.soak
+def test_a_run_that_is_killed_in_a_save_goes_on(tmp_path: Path) -> None:
+    def kill_in_a_save(process: subprocess.Popen[str]) -> None:
+        while not _whole(tmp_path) or all(map(_is_whole, _checkpoints(tmp_path))):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+
+    code, _, left = _interrupted(tmp_path, kill_in_a_save)
+    assert code == -signal.SIGKILL and left == []
+    done = int(_whole(tmp_path)[-1].name.removeprefix("step_"))
+    ended = _ended(
+        tmp_path, "run.resume=true", f"trainer.steps={done + 2}", "trainer.save_interval=1"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert [path.name for path in _checkpoints(tmp_path)] == [f"step_{done + 2:08d}"]
+    assert (tmp_path / "run" / "hf" / "model.safetensors").is_file()
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("run/checkpoints/step_*"))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    return (checkpoint / "controller.json").exists()
 
 
 @pytest.mark.soak
