@@ -100,6 +100,14 @@ def test_the_room_on_the_disk_is_compared_with_what_will_be_written(
     has(hf_bytes + 3 * checkpoint_bytes - 1)
     with pytest.raises(UsageError, match=r"3 checkpoints of .* kB.*trainer\.keep_checkpoints"):
         _rehearse(_config(tmp_path, *saves))
+    # A run that is done writes no checkpoint again.
+    done = tmp_path / "runs" / "a" / "checkpoints" / "step_00000002"
+    done.mkdir(parents=True)
+    (done / "controller.json").write_text('{"files": {}}')
+    has(hf_bytes)
+    config = _config(tmp_path, *saves, "run.resume=true")
+    with RunFolder.claim(config) as folder:
+        rehearse(config, character_tokenizer(), folder)
 
 
 def test_a_reward_model_is_rehearsed_too(

@@ -18,7 +18,7 @@ from hybridengine.rlhf.config.roles import Actor, Critic, Reference, RewardModel
 class Run:
     name: str | None = key(None, "folder below run.dir; null: named by preset and time")
     dir: str = key("runs", "folder in which runs are kept")
-    resume: bool = key(False, "continue from the last checkpoint of the run of this name")
+    resume: bool = key(False, "continue from the newest whole checkpoint of the run of this name")
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Trainer:
     )
     eval_interval: int = key(1000, "steps between evaluations; 0: none", least=0)
     eval_before: bool = key(True, "evaluate before the first step")
-    save_interval: int = key(0, "steps between checkpoints; 0: only at the end", least=0)
+    save_interval: int = key(0, "steps between checkpoints, with one at the end; 0: none", least=0)
     keep_checkpoints: int = key(1, "how many resumable checkpoints are kept", least=1)
     save_hf: bool = key(True, "write a HF checkpoint at the end")
     hf_dtype: str = key(

@@ -16,7 +16,7 @@ from torch import nn
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
-from hybridengine.rlhf.trainer.checkpoints import whole_checkpoints
+from hybridengine.rlhf.trainer.checkpoints import step_of, whole_checkpoints
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.training.models import empty_model, export_dtype, weight_dtype
 from hybridengine.rlhf.training.state import line_of, write_hf
@@ -51,7 +51,9 @@ def rehearse(config: Config, tokenizer: Any, folder: RunFolder) -> None:
 def rehearse_reward(config: Config, tokenizer: Any, folder: RunFolder) -> None:
     """For `hybridengine train-reward`. Throws UsageError where the end would fail."""
     model = empty_model(config.model, "classifier")
+    nothing = {"reward_model/loss": 0.0, "reward_model/accuracy": 0.0}
     with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=".trial.") as scratch:
+        artifacts.plot_fit(Path(scratch) / "accuracy.png", [nothing], "a trial")
         _try_export(config, model, tokenizer, Path(scratch))
     hf_bytes = num_weights(model) * export_dtype(config, config.critic).itemsize
     size = weight_dtype(config.critic).itemsize if config.trainer.save_interval else 0
@@ -66,19 +68,21 @@ def num_weights(module: nn.Module) -> int:
 def check_room(config: Config, folder: RunFolder, *, hf_bytes: int, checkpoint_bytes: int) -> None:
     """Throws UsageError unless there is room for hf/ and the checkpoints that a run keeps, and one
     more, which is written before the oldest goes."""
-    there = len(whole_checkpoints(folder.path)) if config.run.resume else 0
-    count = max(config.trainer.keep_checkpoints + 1 - there, 1)
+    there = whole_checkpoints(folder.path) if config.run.resume else []
+    count = max(config.trainer.keep_checkpoints + 1 - len(there), 1)
+    if there and step_of(there[-1]) == config.trainer.steps:
+        count = 0  # it is resumed for its export alone
     needed = hf_bytes + count * checkpoint_bytes
     disk = shutil.disk_usage(folder.scratch)
     if disk.total == 0 or needed <= disk.free:  # some network mounts tell nothing
         return
     parts = [f"{_amount(hf_bytes)} of hf/"] if hf_bytes else []
-    if checkpoint_bytes:
+    if count * checkpoint_bytes:
         parts.append(f"{count} checkpoints of {_amount(checkpoint_bytes)}")
     raise UsageError(
         f"{folder.path} has room for {_amount(disk.free)}, and the run will write "
         f"{' and '.join(parts)}. Free some, or set run.dir to another disk"
-        f"{', or trainer.keep_checkpoints to less' if checkpoint_bytes else ''}."
+        f"{', or trainer.keep_checkpoints to less' if count * checkpoint_bytes else ''}."
     )
 
 
