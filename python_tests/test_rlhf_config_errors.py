@@ -361,6 +361,7 @@ _OFFLINE = ["preset=none", "model.path=m", "data.train_files=[a]", "data.mode=of
 def test_offline_needs_no_groups_but_generates_nothing():
     load_config([*_OFFLINE, "algorithm.advantage=grpo"])
     load_config([*_OFFLINE, "rollout.top_p=0.5"])
+    load_config([*_OFFLINE, "rollout.max_model_len=8", "rollout.tp_size=3"])
     error = _error(*_OFFLINE, "warmup.steps=1")
     assert error.startswith("warmup.steps is 1, but data.mode is offline, which has no warm-up")
     error = _error(*_OFFLINE, "algorithm.group_filter=dapo")
