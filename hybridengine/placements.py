@@ -134,31 +134,33 @@ def placed_layout(
             "axes, or pass a layout that is bound to a spec."
         )
     cuts = {name: placements[name].cuts if name in placements else () for name, _, _ in rows}
-    return _bound(meshes[0], cuts, spec)
+    rule = _core.LayoutRule(
+        "the placements of its DTensors", _core_mesh(meshes[0]), _rules(cuts), []
+    )
+    return _core.bind(rule, spec)
 
 
 def own_boxes(placements: Mapping[str, Placement]) -> dict[str, Box]:
-    """Start and size of what this rank has of each placed tensor, as its placement says."""
-    over: defaultdict[MeshPlan, dict[str, Placement]] = defaultdict(dict)
+    """Start and size of what this rank has of each placed tensor, as its placement says. Looks at
+    no other rank."""
+    boxes = {}
     for name, each in placements.items():
         if each.rank is not None:
-            over[each.mesh][name] = each
-    boxes: dict[str, Box] = {}
-    for mesh, group in over.items():
-        rows = [(name, each.shape, "uint8") for name, each in group.items()]
-        layout = _bound(mesh, {name: each.cuts for name, each in group.items()}, _core.Spec(rows))
-        rank = next(each.rank for each in group.values() if each.rank is not None)
-        boxes |= {name: ((0,) * len(shape), shape) for name, shape, _ in layout.locals(rank)}
-        boxes |= {name: (start, size) for name, _, start, size, _, _ in layout.pieces(rank)}
+            mesh, rule = _core_mesh(each.mesh), _core_rule(each.cuts)
+            position = each.mesh.ranks.index(each.rank)
+            boxes[name] = _core.share_of(each.shape, rule, mesh, position)
     return boxes
 
 
-def _bound(mesh: MeshPlan, cuts: Mapping[str, Cuts], spec: _core.Spec) -> _core.Layout:
+@functools.lru_cache(maxsize=64)
+def _core_mesh(mesh: MeshPlan) -> _core.Mesh:
     axes = [(f"axis {axis}", size) for axis, size in enumerate(mesh.sizes)]
-    rule = _core.LayoutRule(
-        "the placements of its DTensors", _core.Mesh(axes, list(mesh.ranks)), _rules(cuts), []
-    )
-    return _core.bind(rule, spec)
+    return _core.Mesh(axes, list(mesh.ranks))
+
+
+@functools.lru_cache(maxsize=64)
+def _core_rule(cuts: Cuts, name: str = "**") -> _core.TensorRule:
+    return _core.TensorRule(name, cuts=[_core.Cut(dim, axis, "chunk") for dim, axis in cuts])
 
 
 def _rules(cuts: Mapping[str, Cuts]) -> list[_core.TensorRule]:
@@ -170,10 +172,7 @@ def _rules(cuts: Mapping[str, Cuts]) -> list[_core.TensorRule]:
     usual = {template: counts.most_common(1)[0][0] for template, counts in kinds.items()}
     rules = dict(usual)
     rules |= {name: each for name, each in cuts.items() if each != usual[template_of(name)]}
-    return [
-        _core.TensorRule(name, cuts=[_core.Cut(dim, axis, "chunk") for dim, axis in each])
-        for name, each in rules.items()
-    ]
+    return [_core_rule(each, name) for name, each in rules.items()]
 
 
 def check_placed(layout: Any, rank: int, side: str, placements: Mapping[str, Placement]) -> None:

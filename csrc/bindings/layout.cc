@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
 #include "layout/owners.h"
+#include "layout/share.h"
 #include "layout/subset.h"
 #include "layout/update.h"
 
@@ -276,6 +277,16 @@ void bind_layout(py::module_& module) {
         return std::const_pointer_cast<Layout>(hybridengine::bind(rule, spec));
       },
       py::arg("rule"), py::arg("spec"));
+  module.def(
+      "share_of",
+      [](const std::vector<int64_t>& shape, const TensorRule& rule, const Mesh& mesh,
+         int32_t position) {
+        const TensorInfo tensor{rule.from, Shape(shape), Dtype::kUint8};
+        const Box box = share_of(tensor, rule, mesh, position).box;
+        return py::make_tuple(to_tuple(box.ndim, box.start), to_tuple(box.ndim, box.size));
+      },
+      py::arg("shape"), py::arg("rule"), py::arg("mesh"), py::arg("position"),
+      "Start and size of what a rule's cuts leave of a tensor on one position of the mesh.");
   bind_derived(module);
 }
 
