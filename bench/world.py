@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,14 @@ from typing import Any
 import torch.distributed as dist
 
 from hybridengine import launch
-from hybridengine._core import UsageError
+from hybridengine._core import TransportError, UsageError
 from hybridengine.comm import Communicator, group_communicator
 
 Tell = Callable[[Any], None]
+
+# Ranks of one start come within less.
+_SILENCE_S = 5.0
+_KNOCK_S = 0.5
 
 
 class World:
@@ -115,7 +122,7 @@ def run_on_ranks(
             timeout=timeout,
             on_event=lambda _, event: tell(event),
         )[0]
-    given = int(os.environ["WORLD_SIZE"])
+    _, given = _place_of_torchrun()
     if given < size or (asked is not None and asked != given):
         wanted = size if asked is None else asked
         raise UsageError(f"torchrun started {given} ranks, {wanted} are wanted. Start so many.")
@@ -136,7 +143,7 @@ def _on_torchrun_rank(
     function: Callable[..., Any],
     args: Any,
 ) -> Any:
-    dist.init_process_group("gloo")
+    _meet()
     try:
         comm = group_communicator(None, transport)
         if timeout is not None:
@@ -144,3 +151,62 @@ def _on_torchrun_rank(
         return function(World(comm, tell), *args)
     finally:
         dist.destroy_process_group()
+
+
+def _meet() -> None:
+    """Joins the ranks that torchrun started; says whom it waits for where that takes long.
+
+    Throws TransportError where they do not come, after the 30 minutes that torch waits too.
+    """
+    rank, world = _place_of_torchrun()
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    teller = threading.Timer(_SILENCE_S, _say_waiting, (rank, world, f"{host}:{port}"))
+    teller.daemon = True
+    teller.start()
+    try:
+        if rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            _knock(host, int(port))
+        dist.init_process_group("gloo")
+    except (OSError, dist.DistError) as error:
+        why = str(error).split("\n")[0].rstrip(".")
+        raise TransportError(
+            f"rank {rank} of {world} did not meet the others at {host}:{port}: {why}. Start all of "
+            f"them, or unset RANK to start ranks here."
+        ) from error
+    finally:
+        teller.cancel()
+
+
+def _knock(host: str, port: int) -> None:
+    """Waits until somebody listens there: torch does not notice signals in this wait, and writes
+    its own stack for each. Throws OSError."""
+    deadline = time.monotonic() + dist.default_pg_timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_KNOCK_S).close()
+            return
+        except socket.gaierror:
+            raise
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_KNOCK_S)
+
+
+def _say_waiting(rank: int, world: int, where: str) -> None:
+    sys.stderr.write(
+        f"hybridengine: rank {rank} of {world} waits for the others at {where}. RANK and "
+        f"WORLD_SIZE say that torchrun or a batch system started it; unset RANK to start ranks here.\n"
+    )
+
+
+def _place_of_torchrun() -> tuple[int, int]:
+    """Rank and number of ranks. Throws UsageError."""
+    rank, world, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    numbers = rank.isdecimal() and world.isdecimal() and port.isdecimal()
+    if not numbers or int(rank) >= int(world):
+        raise UsageError(
+            f"RANK={rank}, WORLD_SIZE={world} and MASTER_PORT={port} are no place of a rank. Start "
+            f"with torchrun, or unset RANK to start ranks here."
+        )
+    return int(rank), int(world)

@@ -1,8 +1,12 @@
 """Benchmarks: what they print, write and return, and that they find one wrong element."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import bench_scenarios
@@ -301,6 +305,43 @@ def test_under_torchrun(tmp_path):
         *("memcpy", "hybridengine", "gloo_send_recv")
     ]
     assert len(json.loads(path.read_text())) == 3
+
+
+@pytest.mark.slow
+def test_a_rank_whose_others_do_not_come_says_so_and_ends_by_a_signal():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    line = [sys.executable, "-m", "hybridengine", "bench", "send_recv"]
+    # Rank 0 opens the meeting and waits in torch; rank 1 of another job waits for its rank 0.
+    jobs = (job, {**job, "MASTER_PORT": "1", "RANK": "1"})
+    ranks = [
+        subprocess.Popen(
+            line, env={"RANK": "0", **os.environ, **each}, stderr=subprocess.PIPE, text=True
+        )
+        for each in jobs
+    ]
+    for number, (process, each) in enumerate(zip(ranks, jobs, strict=True)):
+        waits = f"rank {number} of 2 waits for the others at 127.0.0.1:{each['MASTER_PORT']}."
+        assert waits in process.stderr.readline()
+        began = time.monotonic()
+        process.terminate()
+        assert process.communicate(timeout=10)[1] == ""
+        assert process.returncode == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("numbers", [("2", "2", "1"), ("a", "2", "1"), ("0", "2", "x")])
+def test_what_is_no_rank_of_torchrun_is_an_error(bench, monkeypatch, numbers):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    for name, value in zip(names, numbers, strict=True):
+        monkeypatch.setenv(name, value)
+    code, _, errors = bench("send_recv")
+    assert code == 2
+    rank, world, port = numbers
+    assert f"RANK={rank}, WORLD_SIZE={world} and MASTER_PORT={port} are no place" in errors
 
 
 def test_the_installed_package_brings_its_benchmarks(tmp_path):
