@@ -196,7 +196,8 @@ def _knock(host: str, port: int) -> None:
 def _say_waiting(rank: int, world: int, where: str) -> None:
     sys.stderr.write(
         f"hybridengine: rank {rank} of {world} waits for the others at {where}. RANK and "
-        f"WORLD_SIZE say that torchrun or a batch system started it; unset RANK to start ranks here.\n"
+        f"WORLD_SIZE say that torchrun or a batch system started it; unset RANK to start ranks "
+        f"here.\n"
     )
 
 
