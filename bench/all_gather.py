@@ -12,6 +12,7 @@ from hybridengine._bench import collective
 from hybridengine._bench.collective import CollectiveJob
 from hybridengine._bench.flags import Options
 from hybridengine._bench.gloo_collectives import gloo_all_gather
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.pattern import Pattern, as_bits, poison
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
@@ -68,8 +69,7 @@ def _volume(job: CollectiveJob) -> Volume:
 
 BENCH = Bench(
     name="all_gather",
-    summary="every rank gets the arrays of all ranks",
-    flags=collective.FLAGS,
+    flags=INDEX["all_gather"].flags,
     ranks=collective.num_ranks,
     cases=_cases,
     setup=_setup,

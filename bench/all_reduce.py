@@ -13,6 +13,7 @@ from hybridengine._bench.collective import CollectiveJob
 from hybridengine._bench.exact import count_different
 from hybridengine._bench.flags import Options
 from hybridengine._bench.gloo_collectives import gloo_all_reduce
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
 
@@ -42,8 +43,7 @@ def _volume(job: CollectiveJob) -> Volume:
 
 BENCH = Bench(
     name="all_reduce",
-    summary="every rank gets the sum of all ranks' arrays",
-    flags=(*collective.FLAGS, "redop", "sweep", "picture"),
+    flags=INDEX["all_reduce"].flags,
     ranks=collective.reducing_ranks,
     cases=collective.reducing_cases,
     setup=_setup,

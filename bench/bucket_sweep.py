@@ -54,7 +54,7 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes >> shift}{unit}"
 
 
-def _conclude(options: Options, rows: list[dict[str, Any]], picture: str) -> list[str]:
+def _conclude(options: Options, rows: list[dict[str, Any]], picture: plot.Picture) -> list[str]:
     ours = [row for row in rows if row["rival"] is None]
     if any(row["nwrong"] for row in ours):
         return ["values were wrong: nothing is drawn or kept"]
@@ -67,7 +67,7 @@ def _conclude(options: Options, rows: list[dict[str, Any]], picture: str) -> lis
     return [
         f"alpha {model.alpha_us:.1f} us a bucket; rates "
         + ", ".join(f"{size_text(b)} {rate / 1e3:.2f} GB/s" for b, rate in model.rates.items()),
-        f"picks {best} for {size_text(first['size'])} over {link}; drawn in {picture}",
+        f"picks {best} for {size_text(first['size'])} over {link}; drawn in {picture.path}",
         _keep(first, model),
     ]
 
@@ -80,7 +80,7 @@ def _keep(first: dict[str, Any], model: link_model.LinkModel) -> str:
     return f"bucket_bytes='auto' reads it from {link_model.path()}"
 
 
-def _draw(picture: str, first: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def _draw(picture: plot.Picture, first: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(row["rival"] for row in rows if row["rival"] != "memcpy"))
     curves = []
     for colour, name in enumerate(names):

@@ -22,7 +22,6 @@ from hybridengine.collectives import BucketBytes, Op
 
 _DEFAULT_RANKS = 2
 _OPS = ("sum",)
-FLAGS = ("ranks", "sizes", "dtype", "fusion", "rivals", "tensors")
 
 
 @dataclass

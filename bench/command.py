@@ -6,81 +6,68 @@ is a UsageError.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hybridengine._bench import (
-    all_gather,
-    all_reduce,
-    compare,
-    harness,
-    masked_all_reduce,
-    pack,
-    planner,
-    plot,
-    reduce_scatter,
-    reshard,
-    results,
-    rollout,
-    scaling,
-    send_recv,
-    table,
-    two_step,
-)
+from hybridengine._bench import results, table
 from hybridengine._bench.flags import AVERAGES, Options, parse
-from hybridengine._bench.record import Bench
-from hybridengine._bench.world import World, run_on_ranks, under_torchrun
+from hybridengine._bench.index import INDEX
 from hybridengine._core import UsageError
+
+if TYPE_CHECKING:
+    from hybridengine._bench.plot import Picture
+    from hybridengine._bench.record import Bench
+    from hybridengine._bench.world import World
 
 WRONG = 1
 
-BENCHES: dict[str, Bench] = {
-    bench.name: bench
-    for bench in (
-        reshard.BENCH,
-        send_recv.BENCH,
-        all_reduce.BENCH,
-        reduce_scatter.BENCH,
-        all_gather.BENCH,
-        masked_all_reduce.BENCH,
-        two_step.BENCH,
-        pack.BENCH,
-    )
-}
-# What is no job of ranks: own flags, own table.
-_COMMANDS: dict[str, Any] = {
-    "scaling": scaling,
-    "planner": planner,
-    "rollout": rollout,
-    "compare": compare,
-}
+# What is no job of ranks: a module with main(), and a table of its own.
+OF_THEIR_OWN = ("scaling", "planner", "rollout", "compare")
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code. Throws UsageError, TransportError, TimeoutError; SystemExit after -h."""
+    """The exit code. Throws UsageError, TransportError, TimeoutError."""
+    try:
+        return _main(arguments)
+    except SystemExit as ended:  # argparse's way to end after -h
+        return int(ended.code or 0)
+
+
+def _main(arguments: list[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("-h", [])
     if name in ("-h", "--help"):
         _list()
         return 0
-    if name in _COMMANDS:
-        code: int = _COMMANDS[name].main(rest)
+    if name not in INDEX:
+        raise UsageError(f"{name!r} is no benchmark. Use {', '.join(INDEX)}.")
+    entry = INDEX[name]
+    if {"-h", "--help"} & set(rest) and entry.flags:  # before what takes seconds to import
+        parse(name, entry.summary, entry.flags, ["-h"])
+    if name in OF_THEIR_OWN:
+        code: int = importlib.import_module(f"hybridengine._bench.{name}").main(rest)
         return code
-    if name not in BENCHES:
-        names = ", ".join([*BENCHES, *_COMMANDS])
-        raise UsageError(f"{name!r} is no benchmark. Use {names}.")
-    bench = BENCHES[name]
-    return run_bench(bench, parse(name, bench.summary, bench.flags, rest), rest)
+    return run_bench(load(name), parse(name, entry.summary, entry.flags, rest), rest)
+
+
+def load(name: str) -> Bench:
+    """The record of a benchmark that runs on ranks."""
+    bench: Bench = importlib.import_module(f"hybridengine._bench.{name}").BENCH
+    return bench
 
 
 def run_bench(bench: Bench, options: Options, arguments: list[str]) -> int:
     """Runs one benchmark on its ranks and prints as rows arrive."""
+    from hybridengine._bench import harness
+    from hybridengine._bench.world import run_on_ranks, under_torchrun
+
     results.check_path(options.json_path)
-    bench, picture = _swept(bench, options)
+    shared = results.provenance(bench.name, arguments)
+    bench, picture = _swept(bench, options, shared)
     harness.chosen_rivals(bench, options.rivals)
     needed = bench.ranks(options)
-    shared = results.provenance(bench.name, arguments)
     printer = _Printer(bench, options, shared)
     rows = run_on_ranks(
         needed,
@@ -94,7 +81,7 @@ def run_bench(bench: Bench, options: Options, arguments: list[str]) -> int:
     )
     if under_torchrun() and os.environ["RANK"] != "0":
         return _code(rows)
-    if options.sweep is not None:
+    if options.sweep is not None and picture is not None:
         printer.notes(bench.sweeps[options.sweep].conclude(options, rows, picture))
     printer.footer(rows)
     if options.json_path is not None:
@@ -102,23 +89,28 @@ def run_bench(bench: Bench, options: Options, arguments: list[str]) -> int:
     return _code(rows)
 
 
-def _swept(bench: Bench, options: Options) -> tuple[Bench, str]:
-    """The benchmark over what --sweep names, and the file for its picture."""
+def _swept(bench: Bench, options: Options, shared: dict[str, Any]) -> tuple[Bench, Picture | None]:
+    """The benchmark over what --sweep names, and its picture."""
     if options.sweep is None:
         if options.picture is not None:
             raise UsageError("--png without --sweep: there is nothing to draw. Add --sweep.")
-        return bench, ""
+        return bench, None
     if options.sweep not in bench.sweeps:
         names = ", ".join(bench.sweeps)
         raise UsageError(f"{options.sweep!r} is no sweep of {bench.name}. Use {names}.")
+    from hybridengine._bench import plot
+
     sweep = bench.sweeps[options.sweep]
     picture = options.picture or f"{bench.name}_{options.sweep}.png"
     plot.check(picture)
     sweep.cases(options)  # refuses what makes no sense before ranks start
-    return replace(bench, cases=sweep.cases, halves=sweep.halves), picture
+    swept = replace(bench, cases=sweep.cases, halves=sweep.halves)
+    return swept, plot.Picture(picture, plot.origin(shared))
 
 
 def _measure(world: World, bench: Bench, options: Options) -> list[dict[str, Any]]:
+    from hybridengine._bench import harness
+
     return harness.measure(world, bench, options)
 
 
@@ -139,7 +131,8 @@ class _Printer:
         if kind == "devices":
             self._opening(value)
         elif kind == "row":
-            self._line(table.row(value, self._bench.columns))
+            for line in table.lines(value, self._bench.columns):
+                self._line(line)
         else:
             self._line(f"# {value}")
 
@@ -149,39 +142,58 @@ class _Printer:
 
     def footer(self, rows: list[dict[str, Any]]) -> None:
         wrong = sum(row["nwrong"] or 0 for row in rows)
-        ours = [
-            half["busbw"]
-            for row in rows
-            for half in (row["out_of_place"], row["in_place"])
-            if row["rival"] is None and half is not None
-        ]
-        average = sum(ours) / len(ours) if ours else 0.0
         self._line(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
-        self._line(f"# Avg bus bandwidth    : {average:.4f}")
+        if self._options.sweep is None:  # over buckets or densities a mean says nothing
+            self._average([row for row in rows if row["rival"] is None])
         self._line("#")
         self._line(f"# Collective test concluded: {self._bench.name}")
 
+    def _average(self, rows: list[dict[str, Any]]) -> None:
+        """nccl-tests' mean; over what it is, where that is more than one row."""
+        halves = [
+            half["busbw"]
+            for row in rows
+            for half in (row["out_of_place"], row["in_place"])
+            if half is not None
+        ]
+        if len(rows) > 1:
+            sizes = [row["size"] for row in rows]
+            least, most = min(sizes), max(sizes)
+            self._line(f"# Averaged over {len(rows)} rows of {least} to {most} B, each half")
+        average = sum(halves) / len(halves) if halves else 0.0
+        self._line(f"# Avg bus bandwidth    : {average:.4f}")
+
     def _opening(self, devices: dict[str, Any]) -> None:
-        o, shared = self._options, self._shared
+        o, shared, ranks = self._options, self._shared, devices["ranks"]
         self._line(f"# hybridengine {shared['version']} (commit {shared['commit']})")
         self._line(f"# Collective test starting: {self._bench.name}")
         self._line(
-            f"# nThread 1 nGpus {len(devices['ranks'])} minBytes {o.min_bytes} maxBytes "
-            f"{o.end_bytes} step: {o.step_factor if o.step_factor > 1 else o.step_bytes}"
-            f"({'factor' if o.step_factor > 1 else 'bytes'}) warmup iters: {o.warmup} iters: "
+            f"# nThread 1 nGpus {len(ranks)} {self._sizes()} warmup iters: {o.warmup} iters: "
             f"{o.iters} agg iters: {self._repeats()} validation: {o.check} graph: 0 unalign: 0"
         )
         self._line(f"# Time is the median over iterations, {AVERAGES[o.average]}")
         self._line("#")
         self._line("# Using devices")
-        for each in devices["ranks"]:
+        transport = devices["transport"] if self._bench.travels else "no transport"
+        for each in ranks:
             self._line(
                 f"#  Rank {each['rank']:2d} Group  0 Pid {each['pid']:6d} on {each['host']} "
-                f"device  0 [-] host memory, {devices['transport']}"
+                f"device  0 [-] host memory, {transport}"
             )
+        self.notes(_shared_cores(ranks))
         self._line("#")
-        for line in table.header(self._bench.columns):
+        for line in table.header(bool(self._bench.always or o.rivals)):
             self._line(line)
+
+    def _sizes(self) -> str:
+        """Smallest, largest and step as asked for, or as a sweep of something else or a model has
+        them."""
+        o = self._options
+        if o.sweep is not None or "sizes" not in self._bench.flags:
+            sizes = [case.size_bytes for case in self._bench.cases(o)]
+            return f"minBytes {min(sizes)} maxBytes {max(sizes)} step: 0(bytes)"
+        step = f"{o.step_factor}(factor)" if o.step_factor > 1 else f"{o.step_bytes}(bytes)"
+        return f"minBytes {o.min_bytes} maxBytes {o.end_bytes} step: {step}"
 
     def _repeats(self) -> str:
         if self._options.agg_iters is not None:
@@ -194,8 +206,21 @@ class _Printer:
             sys.stdout.flush()
 
 
+def _shared_cores(ranks: list[dict[str, Any]]) -> list[str]:
+    """A line for each host on which there are more ranks than cores."""
+    found = []
+    for host in dict.fromkeys(each["host"] for each in ranks):
+        mine = [each for each in ranks if each["host"] == host]
+        cores = mine[0]["cores"]
+        if len(mine) > cores:
+            found.append(
+                f"{len(mine)} ranks share the {cores} cores of {host}: with a core each, times "
+                "would be shorter"
+            )
+    return found
+
+
 def _list() -> None:
     lines = ["Usage: hybridengine bench NAME [flags]   (flags: hybridengine bench NAME -h)", ""]
-    lines += [f"  {bench.name:<17} {bench.summary}" for bench in BENCHES.values()]
-    lines += [f"  {name:<17} {module.SUMMARY}" for name, module in _COMMANDS.items()]
+    lines += [f"  {name:<17} {entry.summary}" for name, entry in INDEX.items()]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""The columns of `bench masked_all_reduce`, and its `--sweep density`: time and bytes over the part
+"""The facts of `bench masked_all_reduce`, and its `--sweep density`: time and bytes over the part
 of entries that every rank keeps, for one array of -e bytes."""
 
 from __future__ import annotations
@@ -15,27 +15,18 @@ _DENSITIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
 
 
 def _kept(row: dict[str, Any]) -> str:
-    return _of_ours(row, "kept_percent", ".2f")
+    return format(row["kept_percent"], ".2f")
 
 
 def _wire(row: dict[str, Any]) -> str:
-    return _of_ours(row, "wire_bytes", "d")
+    return str(row["wire_bytes"])
 
 
 def _dense(row: dict[str, Any]) -> str:
-    return _of_ours(row, "dense_bytes", "d")
+    return str(row["dense_bytes"])
 
 
-def _of_ours(row: dict[str, Any], key: str, form: str) -> str:
-    """Other rows of the same case move other bytes."""
-    return format(row[key], form) if row["rival"] is None else "-"
-
-
-COLUMNS = (
-    Column("kept", "(%)", 6, _kept),
-    Column("wire", "(B)", 12, _wire),
-    Column("dense", "(B)", 12, _dense),
-)
+COLUMNS = (Column("kept", "%", _kept), Column("wire", "B", _wire), Column("dense", "B", _dense))
 
 
 def _cases(options: Options) -> list[Case]:
@@ -48,7 +39,7 @@ def _cases(options: Options) -> list[Case]:
     ]
 
 
-def _conclude(options: Options, rows: list[dict[str, Any]], picture: str) -> list[str]:
+def _conclude(options: Options, rows: list[dict[str, Any]], picture: plot.Picture) -> list[str]:
     masked = [row for row in rows if row["rival"] is None]
     dense = [row for row in rows if row["rival"] == "dense"]
     pairs = zip(masked, dense, strict=True)
@@ -60,7 +51,7 @@ def _conclude(options: Options, rows: list[dict[str, Any]], picture: str) -> lis
     )
     plot.draw(picture, title, [_time_chart(masked, dense), _bytes_chart(masked)])
     where = ", ".join(f"{density:g}" for density in faster) if faster else "none of them"
-    return [f"masked was faster than dense at densities: {where}", f"drawn in {picture}"]
+    return [f"masked was faster than dense at densities: {where}", f"drawn in {picture.path}"]
 
 
 def _time_chart(masked: list[dict[str, Any]], dense: list[dict[str, Any]]) -> plot.Chart:

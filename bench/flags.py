@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridengine import _core
+from hybridengine._bench.help_text import help_text
+from hybridengine._bench.index import INDEX
 from hybridengine._core import UsageError
 
 if TYPE_CHECKING:
@@ -165,79 +167,119 @@ def threshold(text: str) -> float:
 
 _Flag = tuple[tuple[str, ...], dict[str, Any]]
 
+
+def _flag(*names: str, help: str, shown: str, **how: Any) -> _Flag:
+    """`shown` are words for the default."""
+    return names, {"help": help, "shown": shown, **how}
+
+
+_TYPES = f"element type: {', '.join(DTYPES)} or all"
+
 _SHARED: list[_Flag] = [
-    (("-n", "--iters"), {"type": whole(1), "help": "timed iterations; the median counts (20)"}),
-    (("-w", "--warmup_iters"), {"dest": "warmup", "type": whole(0), "help": "untimed ones (1)"}),
-    (("-c", "--check"), {"type": whole(0), "help": "verification rounds; 0: none (1)"}),
-    (("-J", "--json"), {"dest": "json_path", "help": "write the rows to this file; - is stdout"}),
-]
+    _flag("-n", "--iters", type=whole(1), metavar="N", help="timed iterations; the median counts",
+          shown="20"),
+    _flag("-w", "--warmup_iters", dest="warmup", type=whole(0), metavar="N",
+          help="untimed iterations before them", shown="1"),
+    _flag("-c", "--check", type=whole(0), metavar="N", help="verification rounds; 0: none",
+          shown="1"),
+    _flag("-J", "--json", dest="json_path", metavar="FILE",
+          help="write the rows to this file; - is stdout", shown="none"),
+]  # fmt: skip
 _RANKS: list[_Flag] = [
-    (("-g", "--ngpus"), {"dest": "ranks", "type": whole(1), "help": "local ranks"}),
-    (("-t", "--nthreads"), {"dest": "threads", "choices": ["1"], "help": "threads per rank: 1"}),
-    (("-m", "--agg_iters"), {"type": whole(1), "help": "operations per iteration"}),
-    (
-        ("-a", "--average"),
-        {"type": int, "choices": [*AVERAGES], "help": "0 rank 0, 1 mean, 2 min, 3 max (3)"},
-    ),
-    (("-T", "--timeout"), {"type": seconds, "help": "seconds without progress before it fails"}),
-    (("--transport",), {"help": "auto, or one that `hybridengine info` lists"}),
-]
+    _flag("-g", "--ngpus", dest="ranks", type=whole(1), metavar="N",
+          help="ranks, processes of this host", shown="1"),
+    _flag("-t", "--nthreads", dest="threads", choices=["1"], metavar="1", help="threads per rank",
+          shown="1"),
+    _flag("-m", "--agg_iters", type=whole(1), metavar="N", help="operations per iteration",
+          shown="1"),
+    _flag("-a", "--average", type=int, choices=[*AVERAGES], metavar="0-3",
+          help="time of 0: rank 0, 1: the mean, 2: the fastest, 3: the slowest rank", shown="3"),
+    _flag("-T", "--timeout", type=seconds, metavar="SECONDS",
+          help="seconds without progress before it fails", shown="HYBRIDENGINE_TIMEOUT_S"),
+    _flag("--transport", metavar="NAME", help="auto, or one that `hybridengine info` lists",
+          shown="auto"),
+]  # fmt: skip
+_MODEL_HELP = "a preset, or the directory of a checkpoint"
 # Flags that a benchmark takes where its record names the group.
 _GROUPS: dict[str, list[_Flag]] = {
     "ranks": _RANKS,
     "sizes": [
-        (("-b", "--minbytes"), {"dest": "min_bytes", "type": size, "help": "smallest size (32M)"}),
-        (("-e", "--maxbytes"), {"dest": "max_bytes", "type": size, "help": "largest size (32M)"}),
-        (("-i", "--stepbytes"), {"dest": "step_bytes", "type": size, "help": "add this (1M)"}),
-        (
-            ("-f", "--stepfactor"),
-            {"dest": "step_factor", "type": whole(1), "help": "multiply; wins over -i above 1"},
-        ),
+        _flag("-b", "--minbytes", dest="min_bytes", type=size, metavar="SIZE",
+              help="smallest size, e.g. 64K", shown="32M"),
+        _flag("-e", "--maxbytes", dest="max_bytes", type=size, metavar="SIZE", help="largest size",
+              shown="32M, or -b"),
+        _flag("-i", "--stepbytes", dest="step_bytes", type=size, metavar="SIZE",
+              help="add this from size to size", shown="1M"),
+        _flag("-f", "--stepfactor", dest="step_factor", type=whole(1), metavar="N",
+              help="multiply by this instead, above 1", shown="off"),
     ],
     "dtype": [
-        (("-d", "--datatype"), {"dest": "dtypes", "type": dtypes, "help": "element type, or all"})
+        _flag("-d", "--datatype", dest="dtypes", type=dtypes, metavar="TYPE", help=_TYPES,
+              shown="float"),
     ],
     "model": [
-        (("--model",), {"required": True, "help": "a preset, or the directory of a checkpoint"}),
-        (("--src",), {"required": True, "help": "layout of the source"}),
-        (("--dst",), {"required": True, "help": "layout of the destination"}),
+        _flag("--model", required=True, metavar="MODEL", help=_MODEL_HELP, shown=""),
+        _flag("--src", required=True, metavar="LAYOUT", help="layout of the source", shown=""),
+        _flag("--dst", required=True, metavar="LAYOUT", help="layout of the destination", shown=""),
     ],
     "move": [
-        (("--bucket",), {"dest": "bucket_bytes", "type": size, "help": "bytes of a bucket (32M)"}),
-        (
-            ("--out",),
-            {"choices": ["torch", "ours"], "help": "whose memory out= is, in place (torch)"},
-        ),
+        _flag("--bucket", dest="bucket_bytes", type=size, metavar="SIZE", help="bytes of a bucket",
+              shown="32M"),
+        _flag("--out", choices=["torch", "ours"], metavar="torch|ours",
+              help="whose memory out= is, in place", shown="torch"),
     ],
-    "rivals": [(("--rival",), {"dest": "rivals", "type": names, "help": "by name, gloo, or all"})],
-    "redop": [(("-o", "--op"), {"dest": "redops", "type": redops, "help": "sum, max, min, avg"})],
+    "rivals": [
+        _flag("--rival", dest="rivals", type=names, metavar="NAMES", help="by name, gloo, or all",
+              shown="none"),
+    ],
+    "redop": [
+        _flag("-o", "--op", dest="redops", type=redops, metavar="OP",
+              help="sum, max, min, avg or all", shown="sum"),
+    ],
     "fusion": [
-        (
-            ("--bucket",),
-            {"dest": "fusion_bytes", "type": fusion, "help": "bytes of a bucket (auto)"},
-        )
+        _flag("--bucket", dest="fusion_bytes", type=fusion, metavar="SIZE",
+              help="bytes of a bucket, or auto", shown="auto"),
     ],
-    "sweep": [(("--sweep",), {"help": "over something else than sizes; draws it"})],
-    "picture": [(("--png",), {"dest": "picture", "help": "the file to draw into"})],
+    "sweep": [
+        _flag("--sweep", metavar="NAME", help="over something else than sizes; draws it",
+              shown="off"),
+    ],
+    "picture": [
+        _flag("--png", dest="picture", metavar="FILE", help="the file to draw into",
+              shown="BENCH_SWEEP.png"),
+    ],
     "share": [
-        (("-b", "--minbytes"), {"dest": "min_bytes", "type": size, "help": "of a rank (32M)"})
+        _flag("-b", "--minbytes", dest="min_bytes", type=size, metavar="SIZE",
+              help="bytes of a rank", shown="32M"),
     ],
     "update": [
-        (("--model",), {"help": "a preset, or the directory of a checkpoint (smollm2-135m)"}),
-        (("--dst",), {"help": "layout for generation (vllm, every rank a replica)"}),
+        _flag("--model", metavar="MODEL", help=_MODEL_HELP, shown="smollm2-135m"),
+        _flag("--dst", metavar="LAYOUT", help="layout for generation",
+              shown="vllm, every rank a replica"),
     ],
     "mask": [
-        (("--threshold",), {"type": threshold, "help": "keep scores from it; they are 0 to 1"}),
-        (("--granularity",), {"choices": GRANULARITIES, "help": "what has a score (row)"}),
+        _flag("--threshold", type=threshold, metavar="X",
+              help="keep scores from it on; they are 0 to 1", shown="0.5"),
+        _flag("--granularity", choices=GRANULARITIES, metavar="|".join(GRANULARITIES),
+              help="what has a score", shown="row"),
     ],
-    "tensors": [(("--tensors",), {"type": whole(1), "help": "split the bytes into so many (1)"})],
-    "only": [(("--only",), {"type": names, "help": "names of cases, or their beginnings"})],
-}
+    "tensors": [
+        _flag("--tensors", type=whole(1), metavar="N", help="split the bytes into so many tensors",
+              shown="1"),
+    ],
+    "only": [
+        _flag("--only", type=names, metavar="NAMES", help="names of cases, or their beginnings",
+              shown="all"),
+    ],
+}  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See hybridengine bench {self.prog.split()[-1]} --help.")
+
+    def format_help(self) -> str:
+        return help_text(self)
 
 
 def parse(name: str, summary: str, groups: tuple[str, ...], arguments: list[str]) -> Options:
@@ -251,8 +293,15 @@ def parse(name: str, summary: str, groups: tuple[str, ...], arguments: list[str]
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    for flag, how in _SHARED + [each for group in groups for each in _GROUPS[group]]:
-        parser.add_argument(*flag, **how)
+    defaults = INDEX[name].defaults if name in INDEX else {}
+    for flags, how in _SHARED + [each for group in groups for each in _GROUPS[group]]:
+        shown = defaults.get(flags[-1], how["shown"])
+        words = f"{how['help']} [default: {shown}]" if shown else f"{how['help']} [required]"
+        parser.add_argument(*flags, **{**_without_shown(how), "help": words.replace("%", "%%")})
     given = vars(parser.parse_args(arguments))
     given.pop("threads", None)
     return Options(**given)
+
+
+def _without_shown(how: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in how.items() if key != "shown"}

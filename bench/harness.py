@@ -45,13 +45,17 @@ class Timing:
 def measure(world: World, bench: Bench, options: Options) -> list[dict[str, Any]]:
     """All rows of the bench. Collective; tells ("devices", ...), ("row", ...), ("note", text)."""
     rivals = chosen_rivals(bench, options.rivals)
-    world.tell(("devices", {"transport": world.comm.transport, "ranks": world.who()}))
+    world.tell(("devices", {"transport": transport(world, bench), "ranks": world.who()}))
     rows = []
     for case in bench.cases(options):
         for row in _case_rows(world, bench, options, case, rivals):
             world.tell(("row", row))
             rows.append(row)
     return rows
+
+
+def transport(world: World, bench: Bench) -> str:
+    return world.comm.transport if bench.travels else "none"
 
 
 def chosen_rivals(bench: Bench, names: tuple[str, ...]) -> list[str]:
@@ -98,7 +102,7 @@ def _case_rows(
                 **_flat(both),
                 "out_of_place": both[0],
                 "in_place": both[1],
-                "transport": world.comm.transport,
+                "transport": transport(world, bench),
                 "num_ranks": world.size,
                 **volume.facts,
             }

@@ -21,6 +21,7 @@ from hybridengine._bench.density_sweep import COLUMNS, DENSITY_SWEEP
 from hybridengine._bench.exact import count_different
 from hybridengine._bench.flags import Options
 from hybridengine._bench.gloo_collectives import gloo_all_reduce
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.pattern import PERIOD, as_bits, mixed_numbers, periodic
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
@@ -187,8 +188,7 @@ def _volume(job: MaskedJob) -> Volume:
 
 BENCH = Bench(
     name="masked_all_reduce",
-    summary="the mean over the ranks whose score reaches a threshold",
-    flags=("ranks", "sizes", "dtype", "fusion", "redop", "rivals", "mask", "sweep", "picture"),
+    flags=INDEX["masked_all_reduce"].flags,
     ranks=_ranks,
     cases=_cases,
     setup=_setup,

@@ -14,6 +14,7 @@ import torch
 
 from hybridengine import _core
 from hybridengine._bench.flags import Options
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.pattern import poison
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
@@ -223,8 +224,7 @@ def _volume(job: PackJob) -> Volume:
 
 BENCH = Bench(
     name="pack",
-    summary="the host loops: copies, casts and sums",
-    flags=("ranks", "sizes", "only"),
+    flags=INDEX["pack"].flags,
     ranks=_ranks,
     cases=_cases,
     setup=_setup,
@@ -233,4 +233,5 @@ BENCH = Bench(
     count_wrong=_count_wrong,
     volume=_volume,
     halves=(False,),
+    travels=False,
 )

@@ -21,15 +21,14 @@ from typing import Any
 from hybridengine import _core
 from hybridengine._bench import results
 from hybridengine._bench.flags import Options, parse
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.planner_cases import CASES, Case
 from hybridengine._core import UsageError
-
-SUMMARY = "seconds to bind, plan and schedule"
 
 
 def main(arguments: list[str]) -> int:
     """Prints a line per case; 0. Throws UsageError."""
-    options = parse("planner", SUMMARY, ("only",), arguments)
+    options = parse("planner", INDEX["planner"].summary, INDEX["planner"].flags, arguments)
     results.check_path(options.json_path)
     shared = results.provenance("planner", arguments)
     chosen = [name for name in CASES if not options.only or name.startswith(options.only)]

@@ -6,6 +6,7 @@ matplotlib is optional and imported here alone; a bench asks for it before it me
 from __future__ import annotations
 
 import importlib
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,28 @@ from hybridengine._bench.results import check_path
 from hybridengine._core import UsageError
 
 _SIZE_INCHES = (7.0, 4.5)  # of one chart
+_ORIGIN_POINTS, _ORIGIN_CHARS = 7, 130  # of a line below one chart
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file to draw into, and where its numbers come from: command, commit and machine."""
+
+    path: str
+    origin: str
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in the order of `x`. Curves of one colour number belong together."""
+    """Points in the order of `x`. Curves of one colour number belong together. Of `hollow` points
+    only the rim is drawn: they were measured under other circumstances than the rest."""
 
     label: str
     x: list[float]
     y: list[float]
     colour: int
     modelled: bool = False
+    hollow: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,17 +59,34 @@ def check(picture: str) -> None:
     _figure_class()
 
 
-def draw(picture: str, title: str, charts: list[Chart]) -> None:
-    """Writes `charts`, side by side, into the file `picture`."""
+def origin(shared: dict[str, Any]) -> str:
+    """What results.provenance() returned, in two lines."""
+    machine = shared["machine"]
+    return (
+        f"{shared['command']}\ncommit {shared['commit']}, {shared['started'][:10]}, "
+        f"{machine['cpu']}, {machine['cores']} cores"
+    )
+
+
+def draw(picture: Picture, title: str, charts: list[Chart]) -> None:
+    """Writes `charts`, side by side, with the picture's origin below them."""
     width, height = _SIZE_INCHES
     figure = _figure_class()(figsize=(width * len(charts), height), layout="constrained")
     figure.suptitle(title)
+    lines = [
+        part
+        for line in picture.origin.splitlines()
+        for part in textwrap.wrap(line, _ORIGIN_CHARS * len(charts))
+    ]
+    figure.supxlabel("\n".join(lines), fontsize=_ORIGIN_POINTS, color="gray", x=0.01, ha="left")
     for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
         draw_chart(axes, chart)
     try:
-        figure.savefig(Path(picture), dpi=120)
+        figure.savefig(Path(picture.path), dpi=120)
     except OSError as error:
-        raise UsageError(f"cannot write {picture}: {error.strerror}. Name another file.") from error
+        raise UsageError(
+            f"cannot write {picture.path}: {error.strerror}. Name another file."
+        ) from error
 
 
 def draw_chart(axes: Any, chart: Chart) -> None:
@@ -70,6 +99,17 @@ def draw_chart(axes: Any, chart: Chart) -> None:
             marker="" if curve.modelled else "o",
             label=curve.label,
         )
+        rims = [at for at, x in enumerate(curve.x) if x in curve.hollow]
+        if rims:
+            axes.plot(
+                [curve.x[at] for at in rims],
+                [curve.y[at] for at in rims],
+                linestyle="",
+                marker="o",
+                color=f"C{curve.colour}",
+                markerfacecolor="white",
+                zorder=3,
+            )
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     if chart.log_x:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hybridengine._bench.flags import Options
+    from hybridengine._bench.plot import Picture
     from hybridengine._bench.world import World
 
 
@@ -49,21 +50,20 @@ RivalFactory = Callable[["World", Any], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of one benchmark, right of all others. `text` makes it from a row of the results."""
+    """What one benchmark says besides about its own rows. `text` makes it from one of them."""
 
     name: str
     unit: str
-    width: int
     text: Callable[[dict[str, Any]], str]
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Rows over something else than sizes. `conclude(options, rows, picture)` runs once, where the
-    table is printed: it draws into the file `picture` and returns lines to print."""
+    table is printed: it draws `picture` and returns lines to print."""
 
     cases: Callable[[Options], list[Case]]
-    conclude: Callable[[Options, list[dict[str, Any]], str], list[str]]
+    conclude: Callable[[Options, list[dict[str, Any]], Picture], list[str]]
     halves: tuple[bool, ...]
 
 
@@ -77,13 +77,12 @@ class Bench:
     count_wrong(job, results): elements of this rank that are not what fill() promises.
     volume(job): see Volume.
 
-    `flags` are those it takes beyond the shared ones; `ranks(options)` says how many ranks it needs
+    `flags` are those of its entry in index.py; `ranks(options)` says how many ranks it needs
     and throws UsageError where the options make no sense. `rivals` make, for a job, a function that
     is run and checked like run(); they throw Unfit.
     """
 
     name: str
-    summary: str
     flags: tuple[str, ...]
     ranks: Callable[[Options], int]
     cases: Callable[[Options], list[Case]]
@@ -98,3 +97,4 @@ class Bench:
     columns: tuple[Column, ...] = ()
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     repeats_short: bool = False  # an iteration lasts a while; only where every rank waits for all
+    travels: bool = True  # over a transport

@@ -11,6 +11,7 @@ from hybridengine._bench.collective import CollectiveJob
 from hybridengine._bench.exact import count_different
 from hybridengine._bench.flags import Options
 from hybridengine._bench.gloo_collectives import gloo_reduce_scatter
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
 
@@ -50,8 +51,7 @@ def _volume(job: CollectiveJob) -> Volume:
 
 BENCH = Bench(
     name="reduce_scatter",
-    summary="every rank gets its share of the sum of all ranks' arrays",
-    flags=(*collective.FLAGS, "redop"),
+    flags=INDEX["reduce_scatter"].flags,
     ranks=collective.reducing_ranks,
     cases=collective.reducing_cases,
     setup=_setup,

@@ -9,6 +9,7 @@ from functools import cache
 
 from hybridengine._bench import move
 from hybridengine._bench.flags import DTYPES, Options
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case
 from hybridengine._bench.torch_rivals import RESHARD_RIVALS
 from hybridengine._bench.world import World
@@ -52,8 +53,7 @@ def _setup(world: World, options: Options, case: Case, in_place: bool) -> move.M
 
 BENCH = Bench(
     name="reshard",
-    summary="a model's weights from one layout to another",
-    flags=("ranks", "dtype", "model", "move", "rivals"),
+    flags=INDEX["reshard"].flags,
     ranks=_ranks,
     cases=_cases,
     setup=_setup,

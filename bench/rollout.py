@@ -21,10 +21,9 @@ import torch
 
 from hybridengine._bench import results
 from hybridengine._bench.flags import Options, parse
+from hybridengine._bench.index import INDEX
 from hybridengine._core import UsageError
 from hybridengine.rlhf.generation import Engine, SamplingParams
-
-SUMMARY = "tokens per second of the rollout engine"
 
 _PAD = 0
 _CHECKED_ROWS = 8
@@ -59,7 +58,7 @@ CASES = {
 
 def main(arguments: list[str]) -> int:
     """Prints a line per case; 1 where a token was wrong, else 0. Throws UsageError."""
-    options = parse("rollout", SUMMARY, ("only",), arguments)
+    options = parse("rollout", INDEX["rollout"].summary, INDEX["rollout"].flags, arguments)
     results.check_path(options.json_path)
     chosen = [name for name in CASES if not options.only or name.startswith(options.only)]
     if not chosen:

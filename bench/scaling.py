@@ -10,7 +10,6 @@ every rank has a core of its own, with a small and a large array.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -21,14 +20,13 @@ from hybridengine import _core
 from hybridengine._bench import all_reduce, harness, move, plot, results
 from hybridengine._bench.bucket_sweep import size_text
 from hybridengine._bench.flags import Options, parse
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.planner_cases import plain_rule
 from hybridengine._bench.record import Bench, Case
-from hybridengine._bench.world import World, run_on_ranks, under_torchrun
+from hybridengine._bench.world import World, num_cores, run_on_ranks, under_torchrun
 from hybridengine._core import UsageError
 from hybridengine.layout import Layout
 from hybridengine.spec import Spec
-
-SUMMARY = "weak scaling: measured on few ranks, modelled to 512"
 
 _DEFAULT_RANKS = 4
 _MOST_MODELLED = 512
@@ -93,7 +91,7 @@ def fit(passes: int, points: list[Point]) -> Model:
 
 def main(arguments: list[str]) -> int:
     """Prints a line per row as it comes; 1 where values were wrong. Throws UsageError."""
-    options = parse("scaling", SUMMARY, ("ranks", "share", "picture"), arguments)
+    options = parse("scaling", INDEX["scaling"].summary, INDEX["scaling"].flags, arguments)
     picture = options.picture or _PICTURE
     worlds = _worlds(options)
     results.check_path(options.json_path)
@@ -101,7 +99,7 @@ def main(arguments: list[str]) -> int:
     shared = results.provenance("scaling", arguments)
     silent = options.json_path == "-"
     if not silent:
-        _print_header(shared)
+        _print_header(shared, worlds[-1])
     measured = [point for world in worlds for point in _measured(world, options, silent)]
     models = {job: fit(passes, _calibration(measured, job)) for job, (_, passes) in _JOBS.items()}
     modelled = [
@@ -111,7 +109,8 @@ def main(arguments: list[str]) -> int:
     ]
     if not silent:
         _print_end(modelled, models, picture)
-    _draw(picture, [each for each in measured if each.rank_bytes == options.min_bytes], modelled)
+    drawn = plot.Picture(picture, plot.origin(shared))
+    _draw(drawn, [each for each in measured if each.rank_bytes == options.min_bytes], modelled)
     if options.json_path is not None:
         rows = [{**shared, **asdict(point)} for point in (*measured, *modelled)]
         results.write(options.json_path, rows)
@@ -135,7 +134,7 @@ def _modelled_worlds() -> list[int]:
 
 def _calibration(measured: list[Point], job: str) -> list[Point]:
     """Rows in which every rank has a core, and those of two ranks anyway."""
-    cores = max(len(os.sched_getaffinity(0)), 2)
+    cores = max(num_cores(), 2)
     return [each for each in measured if each.job == job and each.ranks <= cores]
 
 
@@ -178,7 +177,6 @@ def _setup(world: World, options: Options, case: Case, in_place: bool) -> move.M
 
 _RESHARD = Bench(
     name="reshard",
-    summary="from chunks to columns",
     flags=(),
     ranks=lambda options: 1,
     cases=_cases,
@@ -191,9 +189,11 @@ _RESHARD = Bench(
 _JOBS = {"all_reduce": (all_reduce.BENCH, 2), "reshard": (_RESHARD, 1)}
 
 
-def _print_header(shared: dict[str, Any]) -> None:
+def _print_header(shared: dict[str, Any], most: int) -> None:
+    sys.stdout.write(f"# hybridengine {shared['version']} (commit {shared['commit']}), scaling\n")
+    if most > num_cores():
+        sys.stdout.write(f"# More ranks than {_cores()}: rows that say so, hollow in the picture\n")
     sys.stdout.write(
-        f"# hybridengine {shared['version']} (commit {shared['commit']}), scaling\n"
         f"#{'ranks':>7}{'of a rank':>14}{'time':>14}{'rate':>10}  kind      job\n"
         f"#{'':>7}{'(B)':>14}{'(us)':>14}{'(GB/s)':>10}\n"
     )
@@ -203,9 +203,18 @@ def _print_point(point: Point) -> None:
     """The rate is a rank's bytes over the time."""
     sys.stdout.write(
         f"{point.ranks:8d}{point.rank_bytes:14d}{point.time_us:14.1f}"
-        f"{point.rank_bytes / point.time_us / 1e3:10.2f}  {point.kind:<8}  {point.job}\n"
+        f"{point.rank_bytes / point.time_us / 1e3:10.2f}  {point.kind:<8}  {point.job}"
+        f"{f'  # {point.ranks} ranks on {_cores()}' if _shares_cores(point) else ''}\n"
     )
     sys.stdout.flush()
+
+
+def _shares_cores(point: Point) -> bool:
+    return point.kind == "measured" and point.ranks > num_cores()
+
+
+def _cores() -> str:
+    return "1 core" if num_cores() == 1 else f"{num_cores()} cores"
 
 
 def _print_end(modelled: list[Point], models: dict[str, Model], picture: str) -> None:
@@ -220,15 +229,16 @@ def _print_end(modelled: list[Point], models: dict[str, Model], picture: str) ->
     sys.stdout.write(f"# drawn in {picture}\n")
 
 
-def _draw(picture: str, measured: list[Point], modelled: list[Point]) -> None:
+def _draw(picture: plot.Picture, measured: list[Point], modelled: list[Point]) -> None:
     curves = []
     for colour, job in enumerate(_JOBS):
         for kind, points in (("measured", measured), ("modelled", modelled)):
             mine = [each for each in points if each.job == job]
             ranks = [float(each.ranks) for each in mine]
             times = [each.time_us / 1e3 for each in mine]
-            label = f"{job}, {kind}"
-            curves.append(plot.Curve(label, ranks, times, colour, kind == "modelled"))
+            hollow = tuple(float(each.ranks) for each in mine if _shares_cores(each))
+            label = f"{job}, {kind}" + (f" (hollow: ranks share {_cores()})" if hollow else "")
+            curves.append(plot.Curve(label, ranks, times, colour, kind == "modelled", hollow))
     size = size_text(measured[0].rank_bytes)
     chart = plot.Chart("ranks", "time (ms)", curves, log_x=True, log_y=True)
     plot.draw(picture, f"weak scaling, {size} on every rank", [chart])

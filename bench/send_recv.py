@@ -9,6 +9,7 @@ import torch
 from hybridengine import _core
 from hybridengine._bench import move
 from hybridengine._bench.flags import Options
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case
 from hybridengine._bench.torch_rivals import SEND_RECV_RIVALS
 from hybridengine._bench.world import World
@@ -52,8 +53,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 BENCH = Bench(
     name="send_recv",
-    summary="bytes from rank 0 to rank 1",
-    flags=("ranks", "sizes", "dtype", "move", "rivals", "tensors"),
+    flags=INDEX["send_recv"].flags,
     ranks=_ranks,
     cases=_cases,
     setup=_setup,

@@ -22,6 +22,7 @@ from hybridengine import tensors as memory
 from hybridengine._bench.exact import Exact, write
 from hybridengine._bench.flags import Options
 from hybridengine._bench.gloo_collectives import all_gather_single
+from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
@@ -219,8 +220,7 @@ def gloo_update(world: World, job: UpdateJob) -> Callable[[], Any]:
 
 BENCH = Bench(
     name="two_step",
-    summary="gradients to updated weights in the layout for generation",
-    flags=("ranks", "update", "rivals"),
+    flags=INDEX["two_step"].flags,
     ranks=_ranks,
     cases=_cases,
     setup=_setup,

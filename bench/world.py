@@ -57,8 +57,15 @@ class World:
         return sum(self.gather(count))
 
     def who(self) -> list[dict[str, Any]]:
-        """Process and host of every rank."""
-        return self.gather({"rank": self.rank, "pid": os.getpid(), "host": socket.gethostname()})
+        """Process and host of every rank, and how many cores it may use."""
+        return self.gather(
+            {
+                "rank": self.rank,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "cores": num_cores(),
+            }
+        )
 
     def gloo_group(self, ranks: list[int]) -> Any:
         """torch's gloo group over `ranks`, for rivals; a placeholder on other ranks."""
@@ -89,6 +96,11 @@ class World:
         self.barrier()
         if self.rank == 0:
             Path(self._store_path).unlink(missing_ok=True)
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def under_torchrun() -> bool:

@@ -16,7 +16,7 @@ from small_checkpoint import CONFIG, write_config
 
 import hybridengine
 from hybridengine import _core
-from hybridengine._bench import command, flags, planner, planner_cases, results, send_recv
+from hybridengine._bench import command, compare, flags, planner, planner_cases, results, send_recv
 from hybridengine.launch import run_local
 from hybridengine.spec import Spec
 
@@ -39,6 +39,12 @@ def table_rows(out: str) -> list[list[str]]:
     return [line.split() for line in out.splitlines() if not line.startswith("#")]
 
 
+def wrong_of_rivals(out: str) -> dict[str, tuple[str, str]]:
+    """#wrong of both halves of the last row, by the name of a rival."""
+    lines = [line.split() for line in out.splitlines() if "of our time" in line]
+    return {words[1]: (words[11], words[15]) for words in lines}
+
+
 # Sizes that are no multiple of an element, of a bucket or of the number of tensors; and nothing.
 SIZES = [
     ["-b", "0", "-e", "9", "-i", "3", "-d", "uint8", "--tensors", "4"],
@@ -49,17 +55,23 @@ SIZES = [
 
 
 @pytest.mark.parametrize("arguments", SIZES, ids=" ".join)
-def test_odd_sizes_arrive(bench, arguments):
-    code, out, err = bench("send_recv", *arguments, *QUICK, "-c", "2", "--rival", "all")
+def test_odd_sizes_arrive(bench, tmp_path, arguments):
+    path = tmp_path / "b.json"
+    line = ["send_recv", *arguments, *QUICK, "-c", "2", "--rival", "all", "--json", str(path)]
+    code, out, err = bench(*line)
     assert (code, err) == (0, "")
     rows = table_rows(out)
     options = flags.parse("send_recv", "", send_recv.BENCH.flags, arguments)
-    ours = [row for row in rows if row[-1] == "hybridengine"]
-    assert [int(row[0]) for row in ours] == [
+    assert [int(row[0]) for row in rows] == [
         size - size % getattr(torch, options.dtypes[0]).itemsize for size in options.sizes()
     ]
+    assert {len(row) for row in rows} == {13}
     assert {row[8] for row in rows} == {row[12] for row in rows} == {"0"}
-    assert {row[-1] for row in rows} <= {"hybridengine", "memcpy", "gloo_send_recv"}
+    assert wrong_of_rivals(out) == {"gloo_send_recv": ("0", "0")}
+    assert out.count("of our time") == len(rows)
+    written = json.loads(path.read_text())
+    assert {row["rival"] for row in written} <= {None, "memcpy", "gloo_send_recv"}
+    assert {row["nwrong"] for row in written} == {0}
     assert "# Out of bounds values : 0 OK" in out
 
 
@@ -69,7 +81,7 @@ def test_one_altered_element_is_one_wrong_and_fails(capsys, tmp_path):
     options = flags.parse("send_recv", "", send_recv.BENCH.flags, arguments)
     assert command.run_bench(bench_scenarios.SPOILED, options, arguments) == command.WRONG == 1
     out = capsys.readouterr().out
-    ours = next(row for row in table_rows(out) if row[-1] == "hybridengine")
+    (ours,) = table_rows(out)
     assert (ours[8], ours[12]) == ("0", "1")
     assert "# Out of bounds values : 1 FAILED" in out
     rows = {row["rival"]: row for row in json.loads(path.read_text())}
@@ -81,7 +93,7 @@ def test_what_was_not_written_is_wrong(capsys):
     arguments = ["-b", "600", "-e", "600", "-d", "bfloat16", *QUICK]
     options = flags.parse("send_recv", "", send_recv.BENCH.flags, arguments)
     assert command.run_bench(bench_scenarios.IDLE, options, arguments) == 1
-    ours = next(row for row in table_rows(capsys.readouterr().out) if row[-1] == "hybridengine")
+    (ours,) = table_rows(capsys.readouterr().out)
     assert (ours[8], ours[12]) == ("300", "300")
 
 
@@ -122,8 +134,10 @@ def test_a_wrong_rival_is_found(model, capsys):
     arguments = reshard(model, "fsdp2(2)", "replicated(2)", "--rival", "all")[1:]
     options = flags.parse("reshard", "", bench_scenarios.SPOILED_RIVAL.flags, arguments)
     assert command.run_bench(bench_scenarios.SPOILED_RIVAL, options, arguments) == 1
-    rows = {row[-1]: row for row in table_rows(capsys.readouterr().out)}
-    assert (rows["hybridengine"][8], rows["spoiling"][8], rows["spoiling"][12]) == ("0", "1", "0")
+    out = capsys.readouterr().out
+    (ours,) = table_rows(out)
+    assert ours[8] == "0"
+    assert wrong_of_rivals(out) == {"spoiling": ("1", "0")}
 
 
 ROW_KEYS = {
@@ -238,12 +252,37 @@ def test_compare(bench, tmp_path):
     code, out, _ = bench("compare", str(tmp_path / "a"), str(tmp_path / "b"))
     assert code == 0
     assert [line.split() for line in out.splitlines() if not line.startswith("#")] == [
-        ["4", "2", "0.500", "bench=x", "size=8", "out_of_place", "time_us"],
-        ["1", "1", "1.000", "bench=x", "size=8", "plan_seconds"],
+        ["4", "2", "0.500", "size=8", "out-of-place"],
+        ["1", "1", "1.000", "size=8", "plan_seconds"],
     ]
-    assert "# only after: bench=x size=9 a_seconds" in out
+    assert "# all: x\n" in out
+    assert "# only after: size=9 a_seconds\n" in out
+    assert "# ours: 2 times, after is 0.707 of before (geometric mean), 0.500 to 1.000\n" in out
+    assert "# by more than 5 %: 1 faster, 0 slower\n" in out
     (tmp_path / "c").write_text("[{}]")
     assert bench("compare", str(tmp_path / "a"), str(tmp_path / "c"))[0] == 2
+
+
+def test_compare_sets_rivals_apart_and_fits_120_columns():
+    def rows(time: float) -> list[dict]:
+        common = {"bench": "reshard", "model": "m" * 90, "src": "fsdp2(2)", "num_ranks": 3}
+        half = {"out_of_place": {"time_us": time}, "in_place": {"time_us": time}}
+        return [
+            {**common, "rival": rival, "dst": f"vllm({dst * 80})", **half}
+            for dst in "ab"
+            for rival in ("memcpy", None, "gloo_all_gather")
+        ]
+
+    lines = compare.compare(rows(4.0), rows(3.0))
+    assert max(map(len, lines)) <= 120
+    at = lines.index("# memcpy and rivals")
+    ours = [line for line in lines[:at] if not line.startswith("#")]
+    others = [line for line in lines[at:] if not line.startswith("#")]
+    assert (len(ours), len(others)) == (4, 8)
+    assert not any(name in line for line in ours for name in ("memcpy", "gloo"))
+    assert lines[-2].startswith("# ours: 4 times, after is 0.750 of before")
+    assert lines[-1] == "# by more than 5 %: 4 faster, 0 slower"
+    assert "# ours: nothing to compare" in compare.compare([], [])
 
 
 def test_planner(bench, tmp_path, monkeypatch):
@@ -279,7 +318,11 @@ def test_pack(bench, tmp_path):
     assert [row["case"] for row in rows] == cases
     assert all(row["nwrong"] == 0 and row["in_place"] is None for row in rows)
     assert [row["redop"] for row in rows] == ["none"] * 5 + ["sum"] * 2
-    assert [row[9] for row in table_rows(out)] == ["N/A"] * 2 * len(cases)
+    assert [row[9] for row in table_rows(out)] == ["N/A"] * len(cases)
+    lines = [line.split() for line in out.splitlines() if line.endswith(" / - of memcpy")]
+    assert [line[1] for line in lines] == cases
+    assert {row["transport"] for row in rows} == {"none"}
+    assert "[-] host memory, no transport\n" in out
 
 
 @pytest.mark.slow
@@ -301,9 +344,8 @@ def test_under_torchrun(tmp_path):
     line += ["send_recv", "-b", "1000", "-e", "1000", "--rival", "all", "--json", str(path), *QUICK]
     done = subprocess.run([sys.executable, *line], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert [row[-1] for row in table_rows(done.stdout)] == [
-        *("memcpy", "hybridengine", "gloo_send_recv")
-    ]
+    assert len(table_rows(done.stdout)) == 1
+    assert list(wrong_of_rivals(done.stdout)) == ["gloo_send_recv"]
     assert len(json.loads(path.read_text())) == 3
 
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from hybridengine import link_model
-from hybridengine._bench import bucket_sweep, density_sweep, plot, scaling
+from hybridengine import _core, link_model
+from hybridengine._bench import bucket_sweep, density_sweep, plot, results, scaling
 from hybridengine._bench.flags import Options
 from hybridengine._bench.scaling import Model, Point
 
@@ -38,6 +38,8 @@ def test_a_bucket_sweep_draws_picks_and_is_remembered(bench, tmp_path):
     assert {row["size"] for row in ours} == {1 << 20}
     times = {row["bucket_bytes"]: row["in_place"]["wall_us"] for row in ours}
     best = min(times, key=times.get)
+    assert " minBytes 1048576 maxBytes 1048576 step: 0(bytes) " in out
+    assert "Avg bus bandwidth" not in out  # over buckets a mean says nothing
     assert f"# picks {bucket_sweep.size_text(best)} for 1M over shm between 2 ranks" in out
     assert link_model.pick_bucket("shm", 2, 1 << 20) == best
     assert link_model.pick_bucket("shm", 3, 1 << 20) == link_model.DEFAULT_BUCKET_BYTES
@@ -47,7 +49,8 @@ def test_wrong_values_are_not_learnt_from(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     row = {"rival": None, "nwrong": 1, "setting": 1 << 20, "in_place": {"wall_us": 1.0}}
     picture = tmp_path / "x.png"
-    lines = bucket_sweep.BUCKET_SWEEP.conclude(Options(), [row], str(picture))
+    drawn = plot.Picture(str(picture), "by hand")
+    lines = bucket_sweep.BUCKET_SWEEP.conclude(Options(), [row], drawn)
     assert lines == ["values were wrong: nothing is drawn or kept"]
     assert link_model.load() is None and not picture.exists()
 
@@ -90,7 +93,9 @@ def test_densities_where_masking_pays():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plot, "draw", keep)
-        lines = density_sweep.DENSITY_SWEEP.conclude(Options(), rows, "x.png")
+        lines = density_sweep.DENSITY_SWEEP.conclude(
+            Options(), rows, plot.Picture("x.png", "by hand")
+        )
     assert lines[0] == "masked was faster than dense at densities: 0.1"
     time, sent = charts
     assert [curve.y for curve in time.curves] == [[0.005, 0.0095], [0.009, 0.009]]
@@ -125,6 +130,52 @@ def test_what_is_modelled_is_dashed_and_without_points():
     assert axes.get_xscale() == "log" and axes.get_yscale() == "linear"
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["seen", "thought"]
+
+
+def test_points_under_other_circumstances_are_hollow():
+    axes = Figure().subplots()
+    curve = plot.Curve("seen", [1.0, 2.0, 4.0], [3.0, 4.0, 9.0], 0, hollow=(4.0,))
+    plot.draw_chart(axes, plot.Chart("ranks", "ms", [curve]))
+    seen, rims = axes.get_lines()
+    assert (list(rims.get_xdata()), list(rims.get_ydata())) == ([4.0], [9.0])
+    assert rims.get_markerfacecolor() == "white" and rims.get_color() == seen.get_color()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["seen"]
+
+
+def test_a_picture_says_where_it_comes_from(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    line = ["-e", "16M", *["--rival", "all"] * 12]
+    origin = plot.origin(results.provenance("all_reduce", line))
+    chart = plot.Chart("ranks", "ms", [plot.Curve("seen", [1.0], [2.0], 0)])
+    plot.draw(plot.Picture(str(tmp_path / "x.png"), origin), "title", [chart])
+    (figure,) = figures
+    text = figure.get_supxlabel()
+    assert " ".join(text.split()) == " ".join(origin.split())
+    assert text.startswith("hybridengine bench all_reduce -e 16M")
+    assert f"commit {_core.build_facts()['commit']}, " in text and text.endswith(" cores")
+    figure.canvas.draw()
+    (label,) = [each for each in figure.texts if each.get_text() == text]
+    box = label.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
+
+
+def test_scaling_says_where_ranks_share_cores(bench, tmp_path, monkeypatch):
+    curves = []
+    monkeypatch.setattr(scaling, "num_cores", lambda: 1)
+    monkeypatch.setattr(
+        plot, "draw", lambda picture, title, charts: curves.extend(charts[0].curves)
+    )
+    code, out, _ = bench(
+        "scaling", "-b", "128K", "-g", "2", *QUICK, "--png", str(tmp_path / "x.png")
+    )
+    assert code == 0
+    assert "# More ranks than 1 core: rows that say so, hollow in the picture\n" in out
+    marked = [line.split() for line in out.splitlines() if line.endswith("  # 2 ranks on 1 core")]
+    assert [(words[0], words[4]) for words in marked] == [("2", "measured")] * 4
+    by_label = {curve.label: curve.hollow for curve in curves}
+    assert by_label["reshard, measured (hollow: ranks share 1 core)"] == (2.0,)
+    assert by_label["reshard, modelled"] == ()
 
 
 def test_scaling_tells_measured_from_modelled(bench, tmp_path):
