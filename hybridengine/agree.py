@@ -38,6 +38,7 @@ class Statement:
     uncut: list[str] | None = None  # rows that are whole here although others are sharded
     contiguous: bool = True  # all its tensors: others may read them where they lie
     config: str = ""  # ModelConfig.save()
+    no_config: str = ""  # as of Spec
     out: list[str] | None = None  # names of the tensors to write into
     out_uncut: list[str] | None = None
 
@@ -114,26 +115,47 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     else:
         raise UsageError(
             f"the shapes of whole tensors cannot be told from local ones under {rule}. Pass a "
-            "layout that is bound to a spec: rule.bind(Spec.from_config(...))."
+            "layout that is bound to a spec: "
+            f"src = LayoutRule.parse({str(rule)!r}).bind(Spec.from_config(model.config))."
         )
     by_config = expected is not None and statements[0].options["dst_names"] == "plain"
     targets = _target_names(statements, expected)
     ties = [] if expected is None else expected.aliases
-    known = [*(targets or []), *(alias for alias, _ in ties)]
+    known = [*targets, *(alias for alias, _ in ties)]
     names = canonical_names([*(name for name, _, _ in rows), *tied], known)
     rows = [(names[name], shape, dtype) for name, shape, dtype in rows]
     _check_as_configured(rows, rule, expected, summed=not lowest.whole)
     _check_ties(rows, ties)
     aliases = [(names[alias], names.get(name, name)) for alias, name in tied.items()]
-    # What a fused tensor of the destination lacks, nobody would notice.
-    if targets is not None and (by_config or any(each.out is not None for each in statements)):
-        if partial:
-            rows = [row for row in rows if row[0] in targets]
-        else:
-            seconds = {alias for alias, _ in aliases}
-            check_matched([row[0] for row in rows], [t for t in targets if t not in seconds])
+    if expected is not None and by_config:
+        rows = _fused_rows(rows, expected, statements, names, aliases, partial=partial)
     kept = {name for name, _, _ in rows}
-    return Spec.from_tensors(rows, [each for each in aliases if each[1] in kept], config)
+    spec = Spec.from_tensors(rows, [each for each in aliases if each[1] in kept], config)
+    return Spec(spec.core, config, lowest.no_config)
+
+
+def _fused_rows(
+    rows: list[Row],
+    expected: Spec,
+    statements: list[Statement],
+    names: dict[str, str],
+    aliases: list[tuple[str, str]],
+    *,
+    partial: bool,
+) -> list[Row]:
+    """Those of `rows` that the config knows. What a fused tensor of the destination lacks, nobody
+    would notice: so all of them must be there, or with `partial` are added as if they were, for
+    it is selected from the whole."""
+    found = {row[0]: row for row in rows}
+    known = {alias for alias, _ in aliases}
+    wanted = [row for row in expected.tensors if row[0] not in known]
+    dtype = rows[0][2] if rows else "float32"
+    if partial:
+        return [found.get(name, (name, shape, dtype)) for name, shape, _ in wanted]
+    written = {canonical: name for name, canonical in names.items()}
+    dst = statements[0].options["dst"]
+    check_matched(list(found), [name for name, _, _ in wanted], written=written, dst=dst)
+    return [row for row in rows if row[0] in {name for name, _, _ in wanted}]
 
 
 def _check_sharded(statement: Statement, rule: LayoutRule, expected: Spec | None) -> None:
@@ -230,13 +252,13 @@ def uncut_names(spec: Spec, given: Iterable[list[str] | None]) -> list[str]:
     return list(canonical_names(names, known).values())
 
 
-def _target_names(statements: list[Statement], expected: Spec | None) -> list[str] | None:
-    """The names that the other side uses, where they can be known; None otherwise."""
-    if expected is not None:
-        return [name for name, _, _ in expected.tensors]
-    if statements[0].options["dst_names"] == "mapped":
-        return None
-    return next((each.out for each in statements if each.out is not None), None)
+def _target_names(statements: list[Statement], expected: Spec | None) -> set[str]:
+    """The names that the other side uses, as far as they can be known."""
+    names = set() if expected is None else {name for name, _, _ in expected.tensors}
+    kind = statements[0].options["dst_names"]
+    if kind == "kept" or (kind == "plain" and expected is None):
+        names.update(*(each.out or [] for each in statements))
+    return names
 
 
 def _local_shapes(held: dict[int, Statement]) -> LocalShapes:

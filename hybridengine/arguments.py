@@ -12,7 +12,7 @@ from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
-from hybridengine.agree import Part, Statement, layout_text
+from hybridengine.agree import Statement
 from hybridengine.comm import Communicator, communicator_of, group_communicator
 from hybridengine.families import keeps_names
 from hybridengine.layout import Layout, LayoutRule
@@ -88,6 +88,7 @@ def _state_memory(statement: Statement, held: memory.Held) -> None:
     statement.empty = [name for name, tensor in held.tensors.items() if tensor.numel() == 0]
     statement.contiguous = all(tensor.is_contiguous() for tensor in held.tensors.values())
     statement.config = "" if held.config is None else held.config.save()
+    statement.no_config = held.no_config
 
 
 def _dtype_text(dtype: Any) -> str | None:
@@ -96,10 +97,6 @@ def _dtype_text(dtype: Any) -> str | None:
 
 def _text(layout: LayoutLike) -> str:
     return layout.text if isinstance(layout, Layout) else str(layout)
-
-
-def layout_part(name: str, layout: Layout) -> Part:
-    return Part(name, layout.core.digest(), lambda: layout_text(layout))
 
 
 def communicator_for(comm: Communicator | None, transport: str) -> Communicator:

@@ -29,6 +29,7 @@ class Request:
     config: ModelConfig | None
     tied: bool
     mapping: Mapping | None
+    no_config: str = ""  # as of Spec
     uncut: Sequence[str] = ()  # templates of tensors that every rank holds whole all the same
 
     def tensor_rules(self, target: Target) -> list[_core.TensorRule]:
@@ -40,10 +41,11 @@ class Request:
         if mapping is not None:
             return mapping.rules(self.config, target)
         if target.tp > 1 or target.pp > 1:
-            raise UsageError(
-                f"{self.text} cuts tensors by their meaning, but the spec has no config. Make the "
-                "spec with Spec.from_config() or Spec.from_hf(), or pass mapping=."
+            reason = self.no_config.replace("{layout}", self.text) or (
+                "the spec has no config. Make the spec with Spec.from_config() or Spec.from_hf(), "
+                "or pass mapping=."
             )
+            raise UsageError(f"{self.text} cuts tensors by their meaning, but {reason}")
         return [_core.TensorRule("**", cuts=list(target.after))]
 
     def rule(

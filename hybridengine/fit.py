@@ -26,12 +26,14 @@ def in_order(
     aliases: Iterable[tuple[str, str]],
     partial: bool,
     road: str,
+    dst: str,
 ) -> list[Any]:
     """The given tensors in the order of the local tensors of `rank`.
 
     `side`: "model" or "out". `aliases`: (second name, name) of tied tensors, of which the second
     may be given too. `partial`: what the layout has no place for is left out. `road`: both ends,
-    for errors. Throws UsageError on a tensor that is missing, left over, or does not fit.
+    and `dst` one of them, for errors. Throws UsageError on a tensor that is missing, left over, or
+    does not fit.
     """
     rows = layout.locals(rank)
     wanted = [name for name, _, _ in rows]
@@ -39,9 +41,12 @@ def in_order(
     names = canonical_names(given, [*wanted, *seconds])
     by_name = {names[name]: tensor for name, tensor in given.items()}
     offered = [name for name in by_name if name not in seconds]
-    if partial:
-        offered = [name for name in offered if name in set(wanted)]
-    check_matched(*((offered, wanted) if side == "model" else (wanted, offered)))
+    if side == "model":
+        written = {canonical: name for name, canonical in names.items()}
+        check_matched(offered, wanted, written=written, dst=dst, partial=partial)
+    else:
+        offered = [name for name in offered if not partial or name in set(wanted)]
+        check_matched(wanted, offered)
     placed = {names[name]: each for name, each in placements.items() if names[name] in set(wanted)}
     check_placed(layout, rank, side, placed)
     for name, shape, dtype in rows:

@@ -108,6 +108,7 @@ class LayoutRule:
             config=spec.config,
             tied=bool(spec.aliases),
             mapping=self.mapping,
+            no_config=spec.no_config,
             uncut=sorted(set(map(template_of, uncut))),
         )
         layout = Layout(_core.bind(get_family(self.family).make(request), spec.core), spec)

@@ -8,31 +8,17 @@ called 'module' keeps its name. What matches nothing is an error, never skipped 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from hybridengine._core import UsageError
-
-# Components that only wrappers add, and those that a model may well use itself.
-_ALWAYS_WRAPPER = frozenset(
-    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer"}
-)
-_MAYBE_WRAPPER = frozenset({"module"})
-_PEFT_PREFIX = "base_model.model."
-
-_MAX_LISTED = 8
+from hybridengine.adapters import check_adapters, originals
+from hybridengine.wording import listed
+from hybridengine.wrappers import unwrapped
 
 
 def template_of(name: str) -> str:
     """`name` with each component that is a number written as '*'."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
-def unwrapped(name: str) -> str:
-    """`name` without any component that a wrapper may have added."""
-    kept = name.removeprefix(_PEFT_PREFIX).split(".")
-    return ".".join(
-        part for part in kept if part not in _ALWAYS_WRAPPER and part not in _MAYBE_WRAPPER
-    )
 
 
 def canonical_names(names: Iterable[str], targets: Collection[str]) -> dict[str, str]:
@@ -56,22 +42,38 @@ def canonical_names(names: Iterable[str], targets: Collection[str]) -> dict[str,
     return result
 
 
-def check_matched(sources: Iterable[str], destinations: Iterable[str]) -> None:
-    """Throws UsageError that lists the sources without destination and the other way round."""
-    sources, destinations = list(sources), list(destinations)
-    unsent = [name for name in sources if name not in set(destinations)]
-    unfilled = [name for name in destinations if name not in set(sources)]
-    if unsent or unfilled:
+def check_matched(
+    sources: Iterable[str],
+    destinations: Iterable[str],
+    *,
+    written: Mapping[str, str] | None = None,
+    dst: str = "the destination",
+    partial: bool = False,
+) -> None:
+    """Throws UsageError that lists the sources without destination, or the other way round.
+
+    `written`: sources as the caller wrote them. `dst`: the destination's layout. With `partial` a
+    source may have no destination. Adapters are never left behind by the weights that they change;
+    an original whose trained copy is there is none.
+    """
+    given = {name: (written or {}).get(name, name) for name in sources}
+    wanted = list(destinations)
+    taken = set(wanted)
+    unsent = [as_written for name, as_written in given.items() if name not in taken]
+    if unsent:
+        moved = [as_written for name, as_written in given.items() if name in taken]
+        check_adapters(given.values(), moved, unsent, dst)
+        replaced = originals(list(given.values()))
+        unsent = [] if partial else [name for name in unsent if name not in replaced]
+    unfilled = [name for name in wanted if name not in given]
+    wrong = []
+    if unsent:
+        have = "has" if len(unsent) == 1 else "have"
+        wrong.append(f"{listed(unsent)} in the source {have} no destination")
+    if unfilled:
+        wrong.append(f"{listed(unfilled)} in the destination received nothing")
+    if wrong:
         raise UsageError(
-            f"names do not match: {_listed(unsent)} in the source has no destination; "
-            f"{_listed(unfilled)} in the destination received nothing. Rename them, or pass "
-            "partial=True to a Resharder to move only what matches."
+            f"names do not match: {'; '.join(wrong)}. Rename them, or leave them out; to move "
+            "only some tensors, name those in out= and pass partial=True to a Resharder."
         )
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    shown = ", ".join(repr(name) for name in names[:_MAX_LISTED])
-    more = len(names) - _MAX_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -18,16 +18,14 @@ from hybridengine.agree import (
     Part,
     Statement,
     check_roles,
-    common_spec,
     gather,
     same_everywhere,
-    uncut_names,
 )
-from hybridengine.arguments import communicator_for, layout_part, read_arguments
+from hybridengine.arguments import communicator_for, read_arguments
+from hybridengine.binding import bind
 from hybridengine.comm import Communicator
 from hybridengine.fit import in_order
 from hybridengine.fresh import FreshTensors
-from hybridengine.layout import Layout, LayoutRule
 from hybridengine.options import callable_
 from hybridengine.origin import Origin
 from hybridengine.planning import DEFAULT_BUCKET_BYTES, LayoutLike
@@ -65,8 +63,8 @@ class Resharder:
         alias: bool = False,
         partial: bool = False,
     ) -> None:
-        """As reshard(). `partial=True` moves only tensors with a match on both sides (with `out=`);
-        the report counts both."""
+        """As reshard(). `partial=True` moves only what `out=` names and the model has; every rank
+        of `dst` passes it, and the report counts both."""
         self.comm = communicator_for(comm, transport)
         self.verify, self.alias = verify, alias
         self.report: Report | None = None
@@ -91,7 +89,9 @@ class Resharder:
             parts: list[Part] = []
             error = ""
             try:
-                self._bind(*rules, statements, memory.parse_dtype(dtype), partial, parts)
+                kind = memory.parse_dtype(dtype)
+                self.src, self.dst = bind(*rules, statements, kind, partial=partial, parts=parts)
+                self.spec = self.src.spec
                 self._plan(mine.bucket_bytes, parts)
                 self._take_memory(held, mine.out, partial)
             except UsageError as fault:
@@ -121,40 +121,6 @@ class Resharder:
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
-    def _bind(
-        self,
-        src: Layout | LayoutRule,
-        dst: Layout | LayoutRule,
-        statements: list[Statement],
-        dtype: str | None,
-        partial: bool,
-        parts: list[Part],
-    ) -> None:
-        """Binds both sides to one spec. Every rank comes to the same, unless layouts made by hand
-        differ: what is bound goes into `parts`, for the ranks to compare."""
-        for each, name in ((src, "source layout"), (dst, "destination layout")):
-            if isinstance(each, Layout):
-                parts.append(layout_part(name, each))
-        bound = src if isinstance(src, Layout) else dst if isinstance(dst, Layout) else None
-        if isinstance(src, LayoutRule):
-            self.spec = bound.spec if bound else common_spec(statements, src, partial=partial)
-            uncut = uncut_names(self.spec, (statements[r].uncut for r in src.ranks))
-            src = src.bind(self.spec, uncut=uncut)
-            parts.append(layout_part("source layout", src))
-        else:
-            self.spec = src.spec
-        if isinstance(dst, LayoutRule):
-            uncut = uncut_names(self.spec, (each.out_uncut for each in statements))
-            target = self.spec if dtype is None else self.spec.with_dtype(dtype)
-            dst = dst.bind(target, uncut=uncut)
-            parts.append(layout_part("destination layout", dst))
-        elif dtype is not None and dst.spec != dst.spec.with_dtype(dtype):
-            raise UsageError(
-                f"dtype={dtype} does not fit dst {dst.text}, which is bound to another type. "
-                "Leave dtype out, or pass the rule instead of the bound layout."
-            )
-        self.src, self.dst = src, dst
-
     def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
         self.plan = _core.make_plan(self.src.core, self.dst.core)
         self.schedule = _core.make_schedule(self.plan, bucket_bytes)
@@ -173,7 +139,8 @@ class Resharder:
         self._targets: list[Any] | None = None
         self._views: dict[str, Any] = {}
         road = f"{self.src.text} -> {self.dst.text}"
-        put = functools.partial(in_order, aliases=self.spec.aliases, partial=partial, road=road)
+        aliases, dst = self.spec.aliases, self.dst.text
+        put = functools.partial(in_order, aliases=aliases, partial=partial, road=road, dst=dst)
         rank = self.comm.rank
         if held is not None:
             given = held.tensors | {alias: held.tensors[name] for alias, name in held.aliases}

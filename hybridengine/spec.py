@@ -21,6 +21,7 @@ from hybridengine.mapping import (
     ModelConfig,
     find_mapping,
     get_mapping,
+    not_mapped,
     read_config,
 )
 from hybridengine.wording import counted, kind_of
@@ -45,9 +46,14 @@ class TensorLike(Protocol):
 class Spec:
     """Names, shapes and dtypes; and the config they came from, where there is one."""
 
-    def __init__(self, core: _core.Spec, config: ModelConfig | None = None) -> None:
+    def __init__(
+        self, core: _core.Spec, config: ModelConfig | None = None, no_config: str = ""
+    ) -> None:
+        """`no_config`: what to say where a layout needs a config and there is none; '{layout}' in
+        it stands for the layout."""
         self.core = core
         self.config = config
+        self.no_config = no_config
 
     @staticmethod
     def from_tensors(
@@ -110,7 +116,8 @@ class Spec:
         _check_unique(root, [name for name, _, _ in stored])
         raw = read_json(root / "config.json")
         if find_mapping(raw.get("architectures"), raw.get("model_type")) is None:
-            return Spec.from_tensors(stored)
+            reason = not_mapped(raw.get("architectures"), raw.get("model_type"))
+            return Spec(Spec.from_tensors(stored).core, None, reason)
         mapping, config = _read(raw, None)
         aliases = mapping.aliases(config)
         unmoved = {alias for alias, _ in aliases}
@@ -137,7 +144,8 @@ class Spec:
 
     def with_dtype(self, dtype: str) -> Spec:
         """The same spec with every floating tensor as `dtype`."""
-        return Spec(self.core.with_dtype(str(dtype).removeprefix("torch.")), self.config)
+        core = self.core.with_dtype(str(dtype).removeprefix("torch."))
+        return Spec(core, self.config, self.no_config)
 
     def save(self) -> bytes:
         """All of it, config included, as bytes that load() reads."""

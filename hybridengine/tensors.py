@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from hybridengine._core import UsageError, describe_memory
+from hybridengine.model_config import config_of
 from hybridengine.placements import Placement, is_distributed, placement_of
-from hybridengine.spec import ModelConfig, Spec
+from hybridengine.spec import ModelConfig
 from hybridengine.wording import kind_of
 
 Row = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -37,6 +38,7 @@ class Held:
     whole: bool
     aliases: list[tuple[str, str]]
     config: ModelConfig | None
+    no_config: str  # why there is none, as of Spec
     uncut: list[str]  # whole here, although others are sharded
     placements: dict[str, Placement]  # of DTensors, by the names of `tensors`
     module: bool  # and no dict
@@ -70,12 +72,14 @@ def held_by(model: Any) -> Held:
         tensors[name] = local
         rows.append((name, shape, dtype_name(local.dtype)))
     placements = placements_of({name: named[name] for name in tensors})
+    config, no_config = config_of(model)
     return Held(
         tensors,
         rows,
         bool(placements),
         aliases,
-        _config_of(model),
+        config,
+        no_config,
         _uncut(named),
         placements,
         isinstance(model, torch.nn.Module),
@@ -160,17 +164,6 @@ def slots_of(model: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
             for key, tensor in table.items():
                 if tensor is not None and key not in each._non_persistent_buffers_set:
                     yield table, key, tensor
-
-
-def _config_of(model: Any) -> ModelConfig | None:
-    """The config of a transformers model whose architecture has a mapping."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
-        return None
-    try:
-        return Spec.from_config(config).config
-    except UsageError:
-        return None  # layouts that need a config say so
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -192,10 +192,10 @@ def test_a_wrong_shard_of_a_bound_layout():
     [
         ({"w": torch.full((4, 2), 9.0)}, r"'w' is \[4, 2\] float32 on rank 0, hf has \[4, 3\]"),
         ({"w": torch.full((4, 3), 9.0).half()}, r"'w' is \[4, 3\] float16 on rank 0, hf has"),
-        ({}, r"'w' in the source has no destination; nothing in the destination"),
+        ({}, r"do not match: 'w' in the source has no destination. Rename"),
         (
             {"w": torch.full((4, 3), 9.0), "x": torch.full((1,), 9.0)},
-            r"nothing in the source has no destination; 'x' in the destination received nothing",
+            r"do not match: 'x' in the destination received nothing. Rename",
         ),
         ({"v": torch.full((4, 3), 9.0)}, r"'w' in the source .* 'v' in the destination received"),
         ({"w": torch.full((1, 3), 9.0).expand(4, 3)}, r"out tensor 'w' is expanded"),

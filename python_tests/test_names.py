@@ -20,6 +20,9 @@ pytestmark = pytest.mark.python
         ("layers.0._checkpoint_wrapped_module.q.weight", "layers.0.q.weight"),
         ("base_model.model.b.base_layer.weight", "b.weight"),
         ("base_model.other", "base_model.other"),
+        ("base_model.model.lm_head.modules_to_save.default.weight", "lm_head.weight"),
+        ("lm_head.original_module.weight", "lm_head.original_module.weight"),
+        ("modules_to_save", "modules_to_save"),
         ("modules.a", "modules.a"),
         ("", ""),
     ],
@@ -56,5 +59,19 @@ def test_unmatched_names_of_both_sides_are_listed():
     check_matched([], [])
     with pytest.raises(UsageError, match=r"'c' in the source has no .*; 'd' in the destination"):
         check_matched(["a", "c"], ["a", "d"])
-    with pytest.raises(UsageError, match=r"'n7' and 12 more in the source .*; nothing in the dest"):
+    with pytest.raises(
+        UsageError, match=r"'n7' and 12 more in the source have no destination\. Ren"
+    ):
         check_matched([f"n{i}" for i in range(20)], [])
+    with pytest.raises(
+        UsageError, match=r"match: 'a' in the destination received nothing\. Rename"
+    ):
+        check_matched([], ["a"])
+    with pytest.raises(UsageError, match=r"match: 'a' in the source has no destination\. Rename"):
+        check_matched(["a"], [])
+
+
+def test_what_is_left_over_counts_only_where_all_is_to_be_moved():
+    check_matched(["a", "b"], ["a"], partial=True)
+    with pytest.raises(UsageError, match=r"match: 'c' in the destination received nothing"):
+        check_matched(["a"], ["a", "c"], partial=True)

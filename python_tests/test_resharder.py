@@ -230,9 +230,9 @@ def test_a_module_that_is_really_called_module(transport):
         (
             "model.layers.0.self_attn.k_proj.weight",
             None,
-            "nothing in the source .* '{lost}' in the",
+            "do not match: '{lost}' in the destination received nothing. Rename",
         ),
-        (None, "v_head.weight", "'{extra}' in the source has no destination; nothing"),
+        (None, "v_head.weight", "do not match: '{extra}' in the source has no destination. Rename"),
         ("lm_head.weight", "head.weight", "'{extra}' in the source .* '{lost}' in the destination"),
     ],
 )

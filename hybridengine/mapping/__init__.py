@@ -60,6 +60,18 @@ def find_mapping(architectures: object, model_type: object) -> Mapping | None:
     return MAPPINGS.get(_ARCHITECTURE_OF.get(str(model_type), ""))
 
 
+def not_mapped(architectures: object, model_type: object) -> str:
+    """What to say of a config without a mapping; '{layout}' stands for the layout's text."""
+    names = ", ".join(sorted(_ARCHITECTURE_OF))
+    what = f"model_type {model_type!r}"
+    if isinstance(architectures, (list, tuple)) and architectures:
+        what = str(architectures[0]) + (f" ({what})" if model_type else "")
+    return (
+        f"{what} is not mapped; mapped are {names}. Make a Mapping for it (docs/layouts.md) and "
+        "pass LayoutRule.parse('{layout}', mapping=mapping)."
+    )
+
+
 def get_mapping(architecture: str) -> Mapping:
     """The mapping of an architecture. Throws UsageError that lists those we know."""
     if architecture not in MAPPINGS:
