@@ -7,12 +7,14 @@ from pathlib import Path
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.logging.console import ConsoleLines
-from hybridengine.rlhf.logging.screen import open_screen
+from hybridengine.rlhf.logging.screen import busy, open_screen
 from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.artifacts import Sample, Summary
 from hybridengine.streams import open_streams
 
 STEPS = 24
+FIRST_WORD = "rank 0: a word in front"
+SECOND_WORD = "rank 1: a word between two steps"
 _FIRST = {
     "reward/mean": 0.2552,
     "reward/errors": 0.0,
@@ -59,12 +61,14 @@ def tell(folder: Path) -> None:
     screen = open_screen()
     roles = ["actor", "reward", "rollout", "reference", "critic"]
     report.announce(screen, config, roles, Counts(10000, 9788, 200, 12), folder)
+    with busy(screen, "starting"):
+        sys.stderr.write(f"{FIRST_WORD}\n")
     lines = ConsoleLines(STEPS, screen)
     lines.log(0, {"eval/reward": 0.5078125, "eval/errors": 0.0})
     for step in range(1, STEPS + 1):
         lines.log(step, _metrics(step))
         if step == 2:
-            sys.stderr.write("rank 1: a word from elsewhere\n")
+            sys.stderr.write(f"{SECOND_WORD}\n")
     lines.log(STEPS, {"eval/reward": 0.578125})
     lines.log(STEPS, {"eval/reward": 0.578125})
     lines.close()

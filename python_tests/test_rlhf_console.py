@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rlhf_console_story import FIRST_WORD, SECOND_WORD
 from terminal import run_in_terminal, shown
 
 from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns, count_of_bytes
@@ -18,7 +19,7 @@ from hybridengine.rlhf.logging.screen import PLAIN_WIDTH
 pytestmark = pytest.mark.python
 
 _COMMAND = [sys.executable, "-m", "rlhf_console_story", "runs/demo"]
-_WORD = "rank 1: a word from elsewhere"
+_WORDS = [f"{FIRST_WORD}\n", f"{SECOND_WORD}\n"]
 _COLOR = re.compile(r"\x1b\[[\d;]+m")
 
 
@@ -39,12 +40,19 @@ def _piped(**changes: str) -> str:
     done = subprocess.run(
         _COMMAND, env=_env(**changes), stdin=subprocess.DEVNULL, capture_output=True, check=True
     )
-    assert done.stderr.decode() == _WORD + "\n"
+    assert done.stderr.decode() == "".join(_WORDS)
     return done.stdout.decode()
 
 
 def _capture(width: int) -> str:
     return (Path(__file__).parent / "captures" / f"console_{width}.txt").read_text()
+
+
+def _without_words(text: str) -> str:
+    for word in _WORDS:
+        assert text.count(word) == 1
+        text = text.replace(word, "")
+    return text
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -63,8 +71,10 @@ def test_a_pipe_is_as_wide_as_documented() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_terminal_has_the_same_lines_and_keeps_them_all(width: int) -> None:
     written = run_in_terminal(_COMMAND, width, 24, _env())
-    before, word, after = "\n".join(shown(written)).partition(_WORD + "\n")
-    assert word and before + after == _capture(width)
+    found = "\n".join(shown(written))
+    assert _without_words(found) == _capture(width)
+    before, first, rest = found.partition(_WORDS[0])
+    assert first and before.count("\n") == 3 and f"{_WORDS[1]}step   reward  errors" in rest
     assert "\x1b[1mstep " in written  # headings stand out
     assert "24/24" in written  # of the bar, which is gone in the end
 
@@ -72,14 +82,20 @@ def test_a_terminal_has_the_same_lines_and_keeps_them_all(width: int) -> None:
 def test_no_color_leaves_no_color() -> None:
     written = run_in_terminal(_COMMAND, 80, 24, _env(NO_COLOR="1"))
     assert not _COLOR.search(written)
-    before, _, after = "\n".join(shown(written)).partition(_WORD + "\n")
-    assert before + after == _capture(80)
+    assert _without_words("\n".join(shown(written))) == _capture(80)
 
 
 def test_a_dumb_terminal_gets_lines_alone() -> None:
     written = run_in_terminal(_COMMAND, 80, 24, _env(TERM="dumb", COLUMNS="80"))
     assert "\x1b" not in written
-    assert written.replace("\r\n", "\n").replace(_WORD + "\n", "") == _capture(80)
+    assert _without_words(written.replace("\r\n", "\n")) == _capture(80)
+
+
+def test_what_goes_to_a_file_goes_there_from_a_terminal_too(tmp_path: Path) -> None:
+    command = ["sh", "-c", '"$@" 2> stderr.txt', "sh", *_COMMAND]
+    written = run_in_terminal(command, 80, 24, _env())
+    assert "\n".join(shown(written)) == _capture(80)
+    assert (tmp_path / "stderr.txt").read_text() == "".join(_WORDS)
 
 
 def test_what_stdout_cannot_hold_is_escaped() -> None:

@@ -4,7 +4,7 @@
 and a line in the table of sinks.py.
 """
 
-from hybridengine.rlhf.logging.screen import open_screen
+from hybridengine.rlhf.logging.screen import busy, open_screen
 from hybridengine.rlhf.logging.sinks import SINKS, Sink, Sinks, open_sinks
 
-__all__ = ["SINKS", "Sink", "Sinks", "open_screen", "open_sinks"]
+__all__ = ["SINKS", "Sink", "Sinks", "busy", "open_screen", "open_sinks"]

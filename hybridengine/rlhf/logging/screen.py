@@ -12,6 +12,8 @@ import sys
 from typing import IO
 
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 
 PLAIN_WIDTH = 120  # where nothing says how wide lines may be
 _DUMB = ("", "dumb", "unknown")
@@ -28,6 +30,17 @@ def open_screen() -> Console:
         markup=False,
         highlight=False,
         emoji=False,
+    )
+
+
+def busy(screen: Console, text: str) -> Live:
+    """A context in which a terminal shows `text` behind a spinner, and nothing of it afterwards.
+    What others write stands above it, but what goes to a file goes there."""
+    return Live(
+        Spinner("dots", text),
+        console=screen,
+        transient=True,
+        redirect_stderr=sys.stderr.isatty(),
     )
 
 

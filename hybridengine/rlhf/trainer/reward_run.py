@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import PromptEncoder
-from hybridengine.rlhf.logging import open_screen
+from hybridengine.rlhf.logging import busy, open_screen
 from hybridengine.rlhf.model_files import check_base_model
 from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.checks import checked_tokenizer
@@ -42,10 +42,10 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
             check_steps_left(config, folder.path, exports=True)
         rehearse_reward(config, tokenizer, folder)
         report.announce_fit(screen, config, pairs.counts, len(pairs.held_out), folder.path)
-        with screen.status("starting the ranks"):
+        with busy(screen, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
-            with screen.status("starting the roles"):
+            with busy(screen, "starting the roles"):
                 group = _start(cluster, config)
             with folder.standing(config, command):
                 summary, ending = fitted(config, Fit(config, group, pairs, folder.path, began))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.logging import open_screen, open_sinks
+from hybridengine.rlhf.logging import busy, open_screen, open_sinks
 from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
@@ -58,10 +58,10 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
             check_steps_left(config, folder.path, exports=config.trainer.save_hf)
         rehearse(config, tokenizer, folder)
         report.announce(console, config, roles_of(config), source.counts, folder.path)
-        with console.status("starting the ranks"):
+        with busy(console, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
-            with console.status("starting the roles"):
+            with busy(console, "starting the roles"):
                 roles = start_roles(cluster, config)
             with folder.standing(config, command):
                 _train(config, roles, source, folder.path, console, began)
@@ -79,7 +79,7 @@ def _train(
     steps = Steps(config, roles)
     checkpoints = Checkpoints(folder, roles.saved(config), config.trainer.keep_checkpoints)
     loop = Loop(config, steps, source, checkpoints, began=began)
-    with console.status("warming up"):
+    with busy(console, "warming up"):
         before = _prepare(config, steps, source, loop, console)
     if loop.step == config.trainer.steps:  # a run that is done, and was resumed for its export
         export(roles.actor, folder, loop.save)
