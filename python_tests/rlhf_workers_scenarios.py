@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hybridengine
-from hybridengine import UsageError, barrier
+from hybridengine import UsageError, _core, barrier
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -39,6 +39,11 @@ class Worker(Role):
         self.kept: list[torch.Tensor] = []
         if config == "raise in __init__":
             raise ValueError("no such model.")
+
+    @dispatch()
+    def traced(self, name: str) -> None:
+        with _core.TraceSpan("rlhf", name):
+            pass
 
     @dispatch()
     def process(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +27,16 @@ pytestmark = [pytest.mark.python, pytest.mark.slow]  # starting Ray and two rank
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which the ranks of the pool write what they traced."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def pool(traces: Path) -> Iterator[Pool]:
+    env = {"OF_THIS_POOL": "yes", "HYBRIDENGINE_TRACE": f"{traces}/%r.json"}
     with Cluster.start(schema.Cluster(), num_cpus=2) as cluster:
-        yield Pool.create(cluster, "train", 2, env={"OF_THIS_POOL": "yes"})
+        yield Pool.create(cluster, "train", 2, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +68,15 @@ def test_a_rank_knows_itself_and_its_world(pool: Pool, worker: WorkerGroup) -> N
 
 def test_ranks_compute_together(worker: WorkerGroup) -> None:
     assert worker.sum_of_ranks() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_trace_is_whole_after_every_call(worker: WorkerGroup, traces: Path) -> None:
+    """Ranks are killed in the end, so they cannot write it then."""
+    worker.traced("a")
+    worker.traced("b")
+    for rank in range(2):
+        events = json.loads((traces / f"{rank}.json").read_text())["traceEvents"]
+        assert [event["name"] for event in events if event.get("cat") == "rlhf"] == ["a", "b"]
 
 
 def test_one_to_all_by_rank_and_what_is_collected(worker: WorkerGroup) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 import hybridengine
+from hybridengine import _core
 from hybridengine.rlhf.workers.failure import Failure
 from hybridengine.rlhf.workers.reference import Resolver
 from hybridengine.rlhf.workers.role import RankContext, Role
@@ -173,6 +174,7 @@ class RankProcess:
             return Failure.of(error, method)
         finally:
             self._started = None
+            _core.flush_trace()  # where there is one: a rank ends by being killed
 
     def state(self) -> Running:
         """How long the method that runs has made no progress (0: none runs), and its line."""
