@@ -217,7 +217,9 @@ def test_attention_that_rows_without_padding_lack(tmp_path: Path) -> None:
 
 
 def test_the_families_that_train_are_those_that_are_mapped_and_documented() -> None:
+    """test_documentation.py compares the table of those that are mapped."""
     assert trained_types() == sorted(mapping.model_type for mapping in MAPPINGS.values())
     page = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text()
     section = page.partition("## Which models train")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)[1:] == trained_types()
+    assert "(layouts.md#models-that-are-mapped)" in section
+    assert set(re.findall(r"^- `(\w+)` needs", section, re.MULTILINE)) <= set(trained_types())
