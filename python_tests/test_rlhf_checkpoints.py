@@ -183,9 +183,15 @@ def test_a_run_that_is_done_goes_on_only_for_its_export(tmp_path: Path) -> None:
     check_steps_left(config, tmp_path, exports=True)
     with pytest.raises(UsageError, match=r"has done 20 steps, and trainer\.steps is 20"):
         check_steps_left(config, tmp_path, exports=False)
-    (tmp_path / "hf").mkdir()
-    with pytest.raises(UsageError, match="has done 20 steps"):
+    exported = tmp_path / "hf" / "config.json"
+    exported.parent.mkdir()
+    exported.touch()
+    with pytest.raises(
+        UsageError, match=r"has done 20 steps.* or remove its hf/ to export it again"
+    ):
         check_steps_left(config, tmp_path, exports=True)
+    os.utime(exported, (1e9, 1e9))  # of before the run was resumed
+    check_steps_left(config, tmp_path, exports=True)
 
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed(tmp_path: Path) -> None:
@@ -193,9 +199,11 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(tmp_path: Path) -> N
     config = load_config(["preset=demo", "trainer.steps=60"])
     typed = ["hybridengine", "train", "data.gym.options={a: 1}", "run.resume=false"]
     assert how_to_go_on(config, run, typed, KeyboardInterrupt()) == (
-        f"{run} has no checkpoint to go on from; trainer.save_interval=10 would save one every 10 "
-        "steps"
+        f"{run} has no checkpoint to go on from; trainer.save_interval saves them, and is 0"
     )
+    often = load_config(["preset=demo", "trainer.save_interval=30"])
+    assert how_to_go_on(often, run, typed, KeyboardInterrupt()).endswith("_interval is 30 steps")
+    assert how_to_go_on(config, run, typed, UsageError("the reward failed for all")) == ""
     _checkpoints(run).save(20, {})
     assert how_to_go_on(config, run, typed, KeyboardInterrupt()) == (
         "checkpoint at step 20; go on with: hybridengine train 'data.gym.options={a: 1}' "

@@ -122,6 +122,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
 
+def saved_at(checkpoint: Path) -> float:
+    """When it became whole, in seconds since 1970."""
+    return (checkpoint / _STATE).stat().st_mtime
+
+
 def _all(run: Path) -> list[Path]:
     return sorted(run.glob("checkpoints/step_" + "[0-9]" * 8))
 

@@ -81,7 +81,9 @@ class RunFolder:
                 save_config(config, self.path / "config.yaml")
                 yield
         except BaseException as error:
-            farewell.leave(how_to_go_on(config, self.path, command, error))
+            words = how_to_go_on(config, self.path, command, error)
+            if words:
+                farewell.leave(words)
             raise
 
     def __enter__(self) -> RunFolder:

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.trainer.checkpoints import damaged_checkpoints, newest_checkpoint, step_of
+from hybridengine.rlhf.trainer.checkpoints import (
+    damaged_checkpoints,
+    newest_checkpoint,
+    saved_at,
+    step_of,
+)
 from hybridengine.rlhf.trainer.failure import NotExported
 
 
@@ -38,22 +43,30 @@ def check_steps_left(config: Config, folder: Path, *, exports: bool) -> None:
     newest, steps = newest_checkpoint(folder), config.trainer.steps
     assert newest is not None and steps is not None, "both were set before"
     done = step_of(newest)
-    complete = not exports or (folder / "hf").is_dir()
-    if done > steps or (done == steps and complete):
-        raise UsageError(
-            f"run.resume=true, but {folder} has done {done} steps, and trainer.steps is {steps}. "
-            "Set trainer.steps to more."
-        )
+    if done < steps or (done == steps and exports and not _is_exported(folder, newest)):
+        return
+    again = ", or remove its hf/ to export it again" if exports and done == steps else ""
+    raise UsageError(
+        f"run.resume=true, but {folder} has done {done} steps, and trainer.steps is {steps}. "
+        f"Set trainer.steps to more{again}."
+    )
+
+
+def _is_exported(folder: Path, checkpoint: Path) -> bool:
+    """Whether hf/ is of this checkpoint: an older one is of the steps before a resume."""
+    config = folder / "hf" / "config.json"
+    return config.exists() and config.stat().st_mtime >= saved_at(checkpoint)
 
 
 def how_to_go_on(config: Config, folder: Path, command: Sequence[str], error: BaseException) -> str:
-    """What to type after a run that `error` ended. `command`: what was typed for it."""
-    newest = newest_checkpoint(folder)
+    """What to type after a run that `error` ended. `command`: what was typed for it. Nothing where
+    the call was wrong from its first steps on."""
+    newest, interval = newest_checkpoint(folder), config.trainer.save_interval
     if newest is None:
-        return (
-            f"{folder} has no checkpoint to go on from; trainer.save_interval=10 would save one "
-            "every 10 steps"
-        )
+        if isinstance(error, UsageError):
+            return ""
+        why = f"is {interval} steps" if interval else "saves them, and is 0"
+        return f"{folder} has no checkpoint to go on from; trainer.save_interval {why}"
     done = step_of(newest)
     more = {"run.name": folder.name, "run.resume": "true"}
     if isinstance(error, NotExported):
