@@ -135,6 +135,12 @@ def test_sigterm_ends_everything_at_once(held):
     assert held.end(2) == (143, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_too(held, number):
+    os.killpg(held.process.pid, number)
+    assert held.end(4) == (128 + number, "")
+
+
 def test_a_killed_rank_is_named(held):
     os.kill(held.ranks[1], signal.SIGKILL)
     code, err = held.end(4)

@@ -1,7 +1,6 @@
 """The command in odd surroundings: streams, folders, descriptors, homes. One line, a documented
 exit code, and no traceback for what lies outside of the program."""
 
-import os
 import shlex
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import odd_surroundings
 import pytest
 from small_checkpoint import reshard_arguments, write_checkpoint
 
@@ -64,32 +64,9 @@ def test_other_streams_are_no_hindrance(line, code):
 
 
 def test_everything_odd_at_once(tmp_path):
-    """No home, a TMPDIR that is too long for sockets, and files in the current folder that have the
-    names of modules; as an installed command, which does not look there itself."""
     model = write_checkpoint(tmp_path)
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "hybridengine"
-    command.write_text(
-        "from hybridengine.cli import main\nif __name__ == '__main__':\n    main()\n"
-    )
-    folder = tmp_path / "shadows"
-    (folder / "numpy").mkdir(parents=True)
-    for name in ("random", "torch", "signal", "numpy/__init__"):
-        (folder / f"{name}.py").write_text("raise SystemExit('this is a file of the user')\n")
-    long = tmp_path / ("a" * 100)
-    long.mkdir()
-    hidden = {"HOME", "XDG_CACHE_HOME", "PYTHONSAFEPATH"}
-    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run(
-        [sys.executable, str(command), *reshard_arguments(model, "fsdp2(2)", "vllm(tp=3)")],
-        cwd=folder,
-        env={**inherited, "TMPDIR": str(long)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = odd_surroundings.run_in(tmp_path, reshard_arguments(model, "fsdp2(2)", "vllm(tp=3)"), 60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert list(long.iterdir()) == []
 
 
 def test_the_end_of_the_fork_server_is_no_ctrl_c(tmp_path):
