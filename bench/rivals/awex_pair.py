@@ -86,4 +86,6 @@ if __name__ == "__main__":
     os.environ["AWEX_MOONCAKE_HOST"] = "127.0.0.1"
     os.environ["AWEX_MOONCAKE_PROTOCOL"] = "tcp"
     os.environ["AWEX_DEVICE_TYPE"] = "cpu"
-    pair.main("awex over mooncake", End)
+    pair.main(
+        "awex over mooncake", End, ["torch", "awex.meta.meta_server", "awex.transfer.mooncake_comm"]
+    )

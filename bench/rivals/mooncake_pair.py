@@ -40,4 +40,4 @@ class End:
 
 
 if __name__ == "__main__":
-    pair.main("mooncake", End)
+    pair.main("mooncake", End, ["mooncake.engine"])

@@ -53,4 +53,4 @@ class End:
 
 if __name__ == "__main__":
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
-    pair.main("nixl", End)
+    pair.main("nixl", End, ["nixl_cu12._api"])

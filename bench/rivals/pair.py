@@ -15,6 +15,7 @@ An *end* is made in each process with (role, buffer), role "src" or "dst", and h
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -30,13 +31,16 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ANSWER_SECONDS = 120
 
 
-def main(name: str, make_end: Callable[[str, Any], Any]) -> None:
-    """Prints a line of JSON per job, or one with `error` where the library failed."""
+def main(name: str, make_end: Callable[[str, Any], Any], modules: list[str]) -> None:
+    """Prints a line of JSON per job, or one with `error` where the library failed. Without jobs
+    `modules` are imported, and what is missing for that is printed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("jobs", nargs="+", help="COUNTxBYTES, such as 1x256M or 4096x64K")
+    parser.add_argument("jobs", nargs="*", help="COUNTxBYTES, such as 1x256M or 4096x64K")
     parser.add_argument("-n", "--iters", type=int, default=20)
     parser.add_argument("-w", "--warmup", type=int, default=2)
     given = parser.parse_args()
+    if not given.jobs:
+        sys.stdout.write(_missing(modules))
     for job in given.jobs:
         count, _, size = job.partition("x")
         part_bytes = _bytes(size)
@@ -49,6 +53,16 @@ def main(name: str, make_end: Callable[[str, Any], Any]) -> None:
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
     os._exit(0)  # threads of a library may never end
+
+
+def _missing(modules: list[str]) -> str:
+    """One line, or nothing where all can be imported."""
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        return " ".join(str(error).split()) + "\n"
+    return ""
 
 
 def _bytes(text: str) -> int:

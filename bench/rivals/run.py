@@ -31,6 +31,12 @@ _PACKAGES = {
     ],
 }
 _JOBS = ["1x64K", "1x256K", "1x1M", "1x4M", "1x16M", "1x64M", "1x256M", "4096x64K"]
+# Of the system, which pip does not install, and what does.
+_LIBRARIES = {
+    "libibverbs.so": "Install rdma-core's libraries (apt install libibverbs1).",
+    "libnuma.so": "Install it (apt install libnuma1).",
+    "libcuda.so": "It comes with NVIDIA's driver.",
+}
 _LIMIT_SECONDS = 900
 _RIVAL_LIMIT_SECONDS = 60  # some hang at some sizes
 
@@ -47,14 +53,19 @@ def main() -> None:
     if given.install:
         for name in given.only:
             _install(given.venvs / name, _PACKAGES[name])
+    missing = {name: _missing(given.venvs / name, name) for name in given.only}
     rows: list[dict[str, Any]] = []
     for job in given.jobs:
         rows += _ours(job, given.iters)
         for name in given.only:
+            if missing[name]:
+                continue
             rows += _rival(given.venvs / name, name, job, given.iters)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
-    sys.stdout.write("\n".join(_table(rows, given.jobs)) + "\n")
+    lines = _table(rows, given.jobs)
+    lines += [f"\n{name} is left out: {why}" for name, why in missing.items() if why]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _install(directory: Path, steps: list[list[str]]) -> None:
@@ -63,11 +74,26 @@ def _install(directory: Path, steps: list[list[str]]) -> None:
         subprocess.run([str(directory / "bin" / "pip"), "install", "-q", *packages], check=True)
 
 
+def _missing(directory: Path, name: str) -> str:
+    """Why the rival cannot run here, and the mend; empty where it can."""
+    python = directory / "bin" / "python"
+    if not python.exists():
+        return f"there is no environment {directory}. Make it with --install."
+    found = _run([str(python), str(_HERE / f"{name}_pair.py")], _RIVAL_LIMIT_SECONDS)
+    why = found.stdout.strip() or (found.stderr.strip().splitlines() or [""])[-1]
+    if found.returncode == 0 and not found.stdout.strip():
+        return ""
+    mends = [mend for library, mend in _LIBRARIES.items() if library in why]
+    return f"{why.rstrip('.')}. {mends[0] if mends else 'Make it anew with --install.'}"
+
+
 def _ours(job: str, iters: str) -> list[dict[str, Any]]:
     """Rows of memcpy, ours (fresh results, and out= of both kinds) and gloo."""
     count, _, part = job.partition("x")
     total = str(int(count) * _bytes(part))
-    line = [sys.executable, "-m", "hybridengine", "bench", "send_recv", "-d", "uint8", "-J", "-"]
+    # -P: what is installed, even where a source folder is the current one.
+    line = [sys.executable, "-P", "-m", "hybridengine", "bench", "send_recv", "-d", "uint8"]
+    line += ["-J", "-"]
     line += ["-b", total, "-e", total, "--tensors", count, "-n", iters]
     rows = []
     for out, rival in (("torch", ["--rival", "all"]), ("ours", [])):
@@ -114,6 +140,7 @@ def _rival(directory: Path, name: str, job: str, iters: str) -> list[dict[str, A
 
 def _run(line: list[str], limit: float = _LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment.pop("PYTHONSAFEPATH", None)  # a rival's script imports what lies beside it
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=limit)
 
 
