@@ -1,11 +1,13 @@
 """What a run says and leaves at its end, however it ends; without Ray."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from hybridengine import UsageError, cli, farewell
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.trainer import report
@@ -96,3 +98,19 @@ def test_a_reward_model_says_on_how_many_pairs_it_was_measured(tmp_path: Path) -
         "  data.eval_share), 1 step, 12 s",
         "all steps are done",
     ]
+
+
+def test_how_to_go_on_is_said_behind_the_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        farewell.leave("checkpoint at step 20; go on with: it")
+        raise UsageError("the call was wrong")
+
+    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(sys, "argv", ["hybridengine", "train"])
+    for behind in (["checkpoint at step 20; go on with: it"],) * 2:  # once each
+        with pytest.raises(SystemExit) as raised:
+            cli.main()
+        assert raised.value.code == 2
+        assert capfd.readouterr().err.splitlines() == ["error: the call was wrong", *behind]

@@ -154,7 +154,7 @@ def test_every_part_of_the_end_is_done_also_behind_one_that_fails(tmp_path: Path
         raise NotExported("hf could not be written: no room")
 
     with pytest.raises(NotExported) as raised:
-        finish(tmp_path, [picture, export, lambda: done.append("summary")])
+        finish(tmp_path, [picture, export, export, lambda: done.append("summary")])
     assert done == ["summary"]
     assert str(raised.value) == (
         f"{tmp_path} cannot be written: No space left on device (reward.png). Also: hf could not "

@@ -211,3 +211,4 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path, overrides: list[str], 
     lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and words in lines[0], ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()

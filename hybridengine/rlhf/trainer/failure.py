@@ -68,7 +68,8 @@ def finish(run: Path, parts: Sequence[Callable[[], object]]) -> None:
             failures.append(error)
     if failures:
         unexported = any(isinstance(error, NotExported) for error in failures)
-        words = ". Also: ".join(str(error).rstrip(".") for error in failures)
+        said = dict.fromkeys(str(error).rstrip(".") for error in failures)  # once, if the same
+        words = ". Also: ".join(said)
         raise (NotExported if unexported else RunError)(words) from failures[0]
 
 
