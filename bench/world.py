@@ -180,6 +180,11 @@ def _meet() -> None:
             _knock(host, int(port))
         dist.init_process_group("gloo")
     except (OSError, dist.DistError) as error:
+        if "EADDRINUSE" in str(error):
+            raise TransportError(
+                f"rank {rank} cannot listen at {host}:{port}, as MASTER_ADDR and MASTER_PORT say: "
+                "another program does. Set MASTER_PORT (torchrun: --master-port) to a free port."
+            ) from error
         why = str(error).split("\n")[0].rstrip(".")
         raise TransportError(
             f"rank {rank} of {world} did not meet the others at {host}:{port}: {why}. Start all of "

@@ -117,13 +117,14 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_without_nvcc_auto_builds_for_the_cpu_and_says_why(machine: Machine) -> None:
+    """B40 (i): the report says what is off, and why."""
     outcome = machine.configure()
     assert outcome.ok, outcome.text
     assert outcome.text.count("CUDA OFF (no nvcc in PATH") == 1
     assert outcome.fact("kCuda") == "false"
     assert outcome.fact("kCudaReason").startswith("no nvcc in PATH")
     assert outcome.fact("kVersion") in (_REPOSITORY / "pyproject.toml").read_text()
-    assert outcome.fact("kRdmaReason") != ""
+    assert outcome.fact("kNcclReason") != "" and outcome.fact("kRdmaReason") != ""
 
 
 def test_without_nvcc_on_is_one_error(machine: Machine) -> None:
@@ -150,6 +151,7 @@ def test_the_environment_chooses_and_a_define_wins(machine: Machine) -> None:
 def test_a_malformed_folder_is_one_line_naming_the_variable(
     machine: Machine, variable: str, value: str
 ) -> None:
+    """B40 (ii)"""
     machine.environment[variable] = value
     outcome = machine.configure()
     assert outcome.error().startswith(f"{variable} is not the path of one folder: '{value}'.")
@@ -185,6 +187,7 @@ def test_nvcc_is_looked_for_everywhere(machine: Machine, place: str) -> None:
 
 
 def test_nccl_header_of_a_python_package_is_found_beside_a_stub_nvcc(machine: Machine) -> None:
+    """B40 (iii)"""
     machine.add_program(machine.bin / "nvcc", "echo 'Cuda compilation tools, release 13.0'")
     header = machine.add_python() / "nvidia" / "nccl" / "include" / "nccl.h"
     header.parent.mkdir(parents=True)
@@ -206,6 +209,7 @@ def test_nccl_home_comes_before_the_python_package(machine: Machine) -> None:
 
 
 def test_without_a_compiler_one_line_says_what_to_install(machine: Machine) -> None:
+    """B40 (iv)"""
     (machine.bin / "g++").unlink()
     error = machine.configure().error()
     assert error.startswith("no working C++ compiler: CXX is '',")

@@ -161,6 +161,8 @@ def test_results_that_cannot_be_sent(cluster: Cluster, method: str, words: str) 
 
 
 def test_a_death_in_another_pool_ends_the_call_at_once(cluster: Cluster) -> None:
+    """B25, second run: a rank of the rollout is killed after it was placed. The error names its
+    role within 30 s, and all places are given back."""
     pools = create_pools(cluster, {"train": PoolSpec(1), "rollout": PoolSpec(2)})
     trains = pools["train"].start_role("actor", Worker)
     rollout = pools["rollout"].start_role("engine", Worker)

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 5.0
 
+# What a client of HTTP/2 says first (RFC 9113, 3.4): the preface, and an empty frame of settings.
+# A frame's head is its length (3 bytes), type, flags and stream (4 bytes).
+_HTTP2_SETTINGS = b"\x04"
+_HTTP2_HEAD_BYTES = 9
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _HTTP2_SETTINGS + bytes(5)
+
 # For Ray and all that it starts, unless set. Nothing is reported; GPUs stay visible to ranks that
 # ask for none; ranks are the machine's main work and no background.
 _ENV = {
@@ -159,9 +165,25 @@ def _check_listens(address: str) -> None:
             f"shows it, auto for the cluster of this host, or null for a new local one."
         )
     try:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
+        with socket.create_connection((host, int(port)), _CONNECT_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                _check_http2(connection)
     except OSError as error:
         raise _no_cluster(address, error) from error
+
+
+def _check_http2(connection: socket.socket) -> None:
+    """Throws OSError unless the other side greets as a server of HTTP/2 does, over which Ray
+    speaks: by a frame of settings, in answer to ours."""
+    connection.sendall(_HTTP2_GREETING)
+    head = b""
+    while len(head) < _HTTP2_HEAD_BYTES:
+        got = connection.recv(_HTTP2_HEAD_BYTES - len(head))
+        if not got:
+            break
+        head += got
+    if head[3:4] != _HTTP2_SETTINGS:
+        raise OSError("another program listens there")
 
 
 def _no_cluster(address: str, error: Exception) -> UsageError:
