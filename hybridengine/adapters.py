@@ -53,9 +53,10 @@ def check_adapters(
     if not alone:
         return
     prefix = adapters[alone[0]][1].split("_")[0]
+    shown = listed(alone, at_most=2)
     raise UsageError(
         f"adapters have no place in {dst}, and the weights below them would arrive without them: "
-        f"{listed(alone)}. Merge them first: call model.merge_adapter(), pass "
+        f"{shown}. Merge them first: call model.merge_adapter(), pass "
         f"{{n: p for n, p in model.named_parameters() if '{prefix}_' not in n}} as the model, and "
         "call model.unmerge_adapter() afterwards."
     )

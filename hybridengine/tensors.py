@@ -17,6 +17,7 @@ import torch
 
 from hybridengine._core import UsageError, describe_memory
 from hybridengine.model_config import config_of
+from hybridengine.overlap import Strided
 from hybridengine.placements import Placement, is_distributed, placement_of
 from hybridengine.spec import ModelConfig
 from hybridengine.wording import kind_of
@@ -262,10 +263,10 @@ def writable(out: Any) -> Writable:
         raise UsageError(f"out is {kind_of(out)}. Pass a dict of tensors by name.")
     tensors = {name: _local(name, tensor)[0] for name, tensor in out.items()}
     for name, tensor in tensors.items():
-        pairs = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(size > 1 and stride == 0 for size, stride in pairs):
+        if _strided(tensor).repeats():
+            how = "is expanded" if 0 in tensor.stride() else "overlaps itself"
             raise UsageError(
-                f"out tensor {name!r} is expanded: several of its elements share one place. Give "
+                f"out tensor {name!r} {how}: several of its elements share one place. Give "
                 "it memory of its own (clone())."
             )
     return Writable(tensors, _uncut(out), placements_of(out))
@@ -280,30 +281,28 @@ def check_apart(
     for `aliases` (second name, name), which must."""
     tied = {alias for alias, name in aliases if alias in out and name in out}
     for alias, name in aliases:
-        if alias in tied and _extent(out[alias]) != _extent(out[name]):
+        if alias in tied and _strided(out[alias]) != _strided(out[name]):
             raise UsageError(
                 f"out tensor {alias!r} has memory of its own, but it is tied to {name!r} in the "
                 "model. Tie it in out as well, or leave it out."
             )
-    ranges = [
-        (*_extent(t), name, "out") for name, t in out.items() if t.numel() and name not in tied
-    ]
-    ranges += [(*_extent(t), name, "model") for name, t in sources.items() if t.numel() > 0]
-    ranges.sort(key=lambda row: row[:2])
-    end, owner, side = 0, "", ""
-    for first, last, name, where in ranges:
-        if first < end and "out" in (where, side):
-            raise UsageError(
-                f"{where} tensor {name!r} and {side} tensor {owner!r} share memory. Give the "
-                "destination memory of its own, or use alias=True for views of the source."
-            )
-        if last > end:
-            end, owner, side = last, name, where
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and one past the last, that the tensor touches."""
-    span = 1 + sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ranges = [(_strided(t), name, "out") for name, t in out.items() if name not in tied]
+    ranges += [(_strided(t), name, "model") for name, t in sources.items()]
+    ranges = sorted(
+        (each for each in ranges if 0 not in each[0].shape), key=lambda each: each[0].address
     )
-    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+    near: list[tuple[Strided, str, str]] = []  # that reach beyond the start of the next one
+    for place, name, where in ranges:
+        near = [each for each in near if each[0].end > place.address]
+        for other, owner, side in near:
+            if "out" in (where, side) and place.shares(other):
+                raise UsageError(
+                    f"{where} tensor {name!r} and {side} tensor {owner!r} share memory. Give the "
+                    "destination memory of its own, or use alias=True for views of the source."
+                )
+        near.append((place, name, where))
+
+
+def _strided(tensor: torch.Tensor) -> Strided:
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return Strided(tensor.data_ptr(), shape, strides, tensor.element_size())

@@ -20,8 +20,8 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], at_most: int = _MAX_LISTED) -> str:
     """'a', 'b' and 12 more. Nothing for no names."""
-    shown = ", ".join(repr(name) for name in names[:_MAX_LISTED])
-    more = len(names) - _MAX_LISTED
+    shown = ", ".join(repr(name) for name in names[:at_most])
+    more = len(names) - at_most
     return f"{shown} and {more} more" if more > 0 else shown
