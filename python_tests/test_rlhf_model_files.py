@@ -83,6 +83,14 @@ def test_a_complete_directory_passes(checkpoint: Path) -> None:
     assert len(checked_tokenizer(config)) == 130
 
 
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """Of the presets only those with weights are offered."""
+    assert refused(check_models, config_of(tmp_path / "absent")) == (
+        f"'{tmp_path}/absent' is no model and no directory. Use smollm2-135m, or the directory of "
+        "a HF checkpoint."
+    )
+
+
 def test_a_directory_without_config(directory: Path) -> None:
     (directory / "config.json").unlink()
     words = refused(check_models, config_of(directory))

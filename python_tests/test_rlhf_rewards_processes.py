@@ -97,6 +97,21 @@ def test_scores_come_in_the_order_of_the_items(rewards: RewardProcesses) -> None
     assert rewards.score([]) == []
 
 
+def test_a_reward_prints_what_the_surroundings_cannot_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    print(solution_str, flush=True)\n    return 1.0\n"
+    )
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    config = Reward(functions=[], function=f"{tmp_path}/mine.py:score")
+    with RewardProcesses(config) as rewards:
+        (score,) = rewards.score(items("é \U0001f600"))
+    assert (score.value, score.error) == (1.0, None)
+    assert "\\xe9 \\U0001f600" in capfd.readouterr().err
+
+
 def test_no_torch_and_no_ray_in_a_reward_process(rewards: RewardProcesses) -> None:
     (score,) = rewards.score(items("modules"))
     assert score.parts == {"deed": 0.0, "deed/ray": 0.0} and score.error is None

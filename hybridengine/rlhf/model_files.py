@@ -27,6 +27,11 @@ def model_directory(source: str) -> Path:
     """A directory as it is; a preset's is made on first use."""
     if Path(source).is_dir():
         return Path(source)
+    if source not in presets.model_names():
+        raise UsageError(
+            f"{source!r} is no model and no directory. Use smollm2-135m, or the directory of a HF "
+            "checkpoint."
+        )
     resolved = presets.resolve(source)
     if resolved.directory is None:
         raise UsageError(

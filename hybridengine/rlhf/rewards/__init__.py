@@ -1,7 +1,7 @@
 """Rewards: functions that score responses, by name or from a file, in processes of their own.
 
     check(config.reward)  # before anything starts
-    with RewardProcesses(config.reward, log=print) as rewards:
+    with RewardProcesses(config.reward) as rewards:
         scores = rewards.score([Item("gsm8k", "#### 4", "4", None, sample=0)])
 
 A registered function has its own file here and one import below. Importing this package imports no

@@ -16,6 +16,7 @@ import sys
 from hybridengine._core import UsageError
 from hybridengine.rlhf.rewards.frames import Frames
 from hybridengine.rlhf.rewards.scoring import Scorer
+from hybridengine.streams import open_streams
 
 
 def serve(frames: Frames) -> None:
@@ -50,4 +51,5 @@ def die_with_parent(lifeline: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    open_streams()  # what a reward prints is a log, whatever characters the surroundings know
     serve(Frames(socket.socket(fileno=int(sys.argv[1]))))
