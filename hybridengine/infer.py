@@ -109,5 +109,5 @@ def _check_rows(
             f"{name!r} is {list(shape)} on rank {rank}, where {[expected, *shape[1:]]} is due: "
             f"{whole} in {chunks} chunks of {size} rows (ranks "
             f"{', '.join(map(str, ranks[:chunks]))}). Shard it with fully_shard, or describe the "
-            "split by hand."
+            "split by hand with Layout.from_boxes()."
         )

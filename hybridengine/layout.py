@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridengine import _core, options
 from hybridengine._core import UsageError
+from hybridengine.boxes import Boxes, rows_by_hand
 from hybridengine.families import Family, Request, get_family
 from hybridengine.grammar import check_ranks, format_ranks, parse_call
 from hybridengine.infer import LocalShapes, infer_tensors
@@ -173,6 +175,21 @@ class Layout:
         spec = Spec.from_tensors(rows, aliases, held.config)
         placements = {names[name]: each for name, each in held.placements.items()}
         return Layout(placed_layout(rows, placements, spec.core), spec)
+
+    @staticmethod
+    def from_boxes(spec: Spec, boxes: Dict[int, Boxes], *, text: str = "by hand") -> Layout:
+        """A layout by hand, for a split that no rule describes.
+
+        `boxes` say which box each rank has of which tensor: {rank: {tensor: (start, size)}}, a
+        number per dim. The rank's local tensor has the tensor's name, the shape `size`, and is
+        contiguous. Ranks may have the same box; one with {} takes part and has nothing. `text`
+        names the layout in messages.
+
+        Throws UsageError on a tensor that the spec lacks, a box outside of it, or elements that no
+        rank has.
+        """
+        core = _core.Layout(options.text("text", text), spec.core, *rows_by_hand(spec, boxes))
+        return Layout(core, spec)
 
     @staticmethod
     def fsdp2(

@@ -247,13 +247,15 @@ def test_a_spec_is_inferred_from_what_every_rank_holds(text):
             "fsdp2(2)@4-5",
             [[3, 2], [1, 2]],
             "'w' is [3, 2] on rank 4, where [2, 2] is due: [4, 2] in 2 chunks of 2 rows (ranks 4, "
-            "5). Shard it with fully_shard, or describe the split by hand.",
+            "5). Shard it with fully_shard, or describe the split by hand with "
+            "Layout.from_boxes().",
         ),
         (
             "fsdp2(2,replicas=2)",
             [[2, 1], [2, 1], [2, 1], [1, 1]],
             "'w' is [1, 1] on rank 3, where [2, 1] is due: [4, 1] in 2 chunks of 2 rows (ranks 0, "
-            "1). Shard it with fully_shard, or describe the split by hand.",
+            "1). Shard it with fully_shard, or describe the split by hand with "
+            "Layout.from_boxes().",
         ),
         (
             "replicated(2)",
