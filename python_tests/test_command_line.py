@@ -67,6 +67,7 @@ _NO_OPTION = "is no option: keys are written KEY=VALUE, without dashes."
         (["--num_generations", "8"], f"--num_generations {_NO_OPTION} Write rollout.n=8."),
         (["--resume", "seed=1"], f"--resume {_NO_OPTION} Write run.resume=VALUE."),
         (["--nnodes", "3"], f"--nnodes {_NO_OPTION} Leave it out: trainer.ranks counts the ranks"),
+        (["--config", "a.yaml"], f"--config {_NO_OPTION} Leave it out: a YAML file goes first"),
         (
             ["--zzz"],
             f"--zzz {_NO_OPTION} `hybridengine train --print-config` lists all keys.",

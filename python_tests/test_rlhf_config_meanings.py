@@ -5,7 +5,7 @@ import pytest
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config import meanings
 from hybridengine.rlhf.config.keys import entries
-from hybridengine.rlhf.config.loading import load_config
+from hybridengine.rlhf.config.loading import load_config, load_pairs_config
 
 pytestmark = pytest.mark.python
 
@@ -213,3 +213,23 @@ def test_a_model_or_data_of_ones_own_are_not_mixed_with_the_demo(arguments, pres
 def test_half_of_what_a_run_needs_names_the_other_half():
     assert _error("model.path=m").startswith("there is no data: data.train_files is empty")
     assert _error("data.train_files=a").startswith("there is no model: model.path is null")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["a.jsonl"], "a.jsonl is data, not a config. Write data.train_files=a.jsonl."),
+        (["model.path=m", "a.parquet"], "'a.parquet' is data, not KEY=VALUE. Write data.train_fi"),
+        (["model.path=m", "/tmp"], "'/tmp' is a directory, not KEY=VALUE. Write model.path=/tmp."),
+        (["/tmp"], "cannot read the config /tmp: Is a directory. Write model.path=/tmp for a mod"),
+        (["demo"], "cannot read the config demo: No such file or directory. Write preset=demo."),
+        (["config=x.yaml"], "config is no key (on the command line). Leave it out: a YAML file g"),
+    ],
+)
+def test_a_word_that_is_no_config_is_answered_with_its_key(arguments, error):
+    assert error in _error(*arguments)
+
+
+def test_pairs_have_no_demo():
+    with pytest.raises(UsageError, match=r"the directory of a HF checkpoint\. Also: there are no "):
+        load_pairs_config([])

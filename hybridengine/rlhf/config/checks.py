@@ -36,10 +36,19 @@ def _run(config: Config) -> Iterator[str]:
 
 
 def _model(config: Config) -> Iterator[str]:
+    yield from _one_model(config, ", or use preset=demo")
+
+
+def _pair_model(config: Config) -> Iterator[str]:
+    """The demo has no pairs."""
+    yield from _one_model(config, "")
+
+
+def _one_model(config: Config, also: str) -> Iterator[str]:
     if config.model.path is None and not config.model.config:
         yield (
             "there is no model: model.path is null and model.config is empty. Set model.path to "
-            "the directory of a HF checkpoint, or use preset=demo."
+            f"the directory of a HF checkpoint{also}."
         )
     if config.model.path is not None and config.model.config:
         yield (
@@ -208,4 +217,4 @@ _RULES = (
     *(_betas, _tensor_parallel, _lora),
     *ALGORITHM_RULES,
 )
-_PAIR_RULES = (_run, _model, _pairs, _strategies, _loggers, _betas)
+_PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas)

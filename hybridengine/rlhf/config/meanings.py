@@ -173,6 +173,9 @@ _ABSENT: dict[str, str] = {
     "vf_coef": "the critic has an optimizer of its own, with critic.lr",
 }
 
+# What names a file with the config elsewhere.
+_FILE = ("config", "config_name", "config_path", "config_file", "config_dir")
+
 # By the last part of a key: what others call a value, and ours.
 _VALUES: dict[str, dict[str, str]] = {
     "policy_loss": {
@@ -215,7 +218,10 @@ def meant_key(name: str, keys: Collection[str]) -> str | None:
 
 def instead_of(name: str) -> str | None:
     """What is done instead of what others set by `name`; None for a name that is not known."""
-    parts = next(_ends(name)).split(".")
+    whole = next(_ends(name))
+    if whole in _FILE:
+        return "a YAML file goes first, without an option or a key"
+    parts = whole.split(".")
     return next((_ABSENT[part] for part in reversed(parts) if part in _ABSENT), None)
 
 

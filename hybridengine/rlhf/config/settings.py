@@ -17,10 +17,13 @@ import yaml  # type: ignore[import-untyped]
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.keys import Entry, either, entries, sections, similar_keys
 from hybridengine.rlhf.config.meanings import instead_of
+from hybridengine.rlhf.config.presets import PRESETS
 from hybridengine.rlhf.config.values import convert, entry_value
 from hybridengine.rlhf.config.yaml_text import Place, compose, is_null, line, set_twice
 
 COMMAND_LINE = "on the command line"
+
+_DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
 # More keys of a section than this are not listed in an error.
 _MAX_LISTED = 10
@@ -59,12 +62,13 @@ class Settings:
 
 def read_file(path: Path, settings: Settings) -> None:
     """Adds what the YAML file sets. Throws UsageError if it cannot be read or is no mapping."""
+    if path.suffix in _DATA_SUFFIXES:
+        raise UsageError(f"{path} is data, not a config. Write data.train_files={path}.")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"cannot read the config {path}: {error.strerror}. Name a YAML file that exists, or "
-            "write KEY=VALUE."
+            f"cannot read the config {path}: {error.strerror}. {_instead_of_file(path)}"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(
@@ -102,6 +106,15 @@ def read_overrides(arguments: Sequence[str], settings: Settings) -> None:
             settings.read(name, node, COMMAND_LINE)
 
 
+def _instead_of_file(path: Path) -> str:
+    """What someone may have meant by a FILE that is none."""
+    if path.is_dir():
+        return f"Write model.path={path} for a model, or name a YAML file."
+    if str(path) in PRESETS:
+        return f"Write preset={path}."
+    return "Name a YAML file that exists, or write KEY=VALUE."
+
+
 def _on_command_line(name: str) -> Place:
     return lambda _: f"{name} {COMMAND_LINE}"
 
@@ -116,6 +129,10 @@ def _no_value(name: str) -> str:
 def _not_an_override(argument: str) -> str:
     if argument in entries():
         return _no_value(argument)
+    if Path(argument).suffix in _DATA_SUFFIXES:
+        return f"{argument!r} is data, not KEY=VALUE. Write data.train_files={argument}."
+    if Path(argument).is_dir():
+        return f"{argument!r} is a directory, not KEY=VALUE. Write model.path={argument}."
     return (
         f"{argument!r} is no override: it is not KEY=VALUE. A YAML file goes first, and there is "
         "one at most."
