@@ -204,6 +204,14 @@ def test_a_folder_of_something_else_is_refused_as_it_is(tmp_path: Path) -> None:
         pass
 
 
+def test_what_a_killed_start_leaves_is_no_run(tmp_path: Path) -> None:
+    left = tmp_path / "runs" / "a"
+    (left / ".trial.xyz").mkdir(parents=True)
+    (left / ".lock").touch()
+    assert _stands(_config(tmp_path, "run.name=a")) == left
+    assert _names(tmp_path / "runs") == ["a"]
+
+
 def test_a_resume_names_the_runs_that_were_moved_aside(tmp_path: Path) -> None:
     _earlier(tmp_path)
     _with_checkpoint(_earlier(tmp_path, "good.1"), 20)

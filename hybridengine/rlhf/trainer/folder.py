@@ -26,6 +26,9 @@ from hybridengine.rlhf.trainer.lock import LOCK, FolderLock
 from hybridengine.rlhf.trainer.resume import check_resumable, how_to_go_on
 from hybridengine.rlhf.training.state import line_of
 
+# What the names begin with of that which a start writes to try whether it can.
+TRIAL = ".trial."
+
 
 class RunFolder:
     """Made by claim(). A context manager: leaving it lets the folder go."""
@@ -159,7 +162,9 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _is_used(path: Path) -> bool:
-    return any(each.name != LOCK for each in path.iterdir())
+    """Whether it holds more than a start leaves that was killed."""
+    names = (each.name for each in path.iterdir())
+    return any(name != LOCK and not name.startswith(TRIAL) for name in names)
 
 
 def _numbered(path: Path) -> Path:
@@ -172,7 +177,7 @@ def _numbered(path: Path) -> Path:
 
 def _check_writable(folder: Path) -> None:
     """Throws OSError where nothing can be written there."""
-    trial = folder / f".trial.{os.getpid()}"
+    trial = folder / f"{TRIAL}{os.getpid()}"
     trial.mkdir()
     trial.rmdir()
 

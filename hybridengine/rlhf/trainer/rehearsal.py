@@ -17,7 +17,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import step_of, whole_checkpoints
-from hybridengine.rlhf.trainer.folder import RunFolder
+from hybridengine.rlhf.trainer.folder import TRIAL, RunFolder
 from hybridengine.rlhf.training.models import empty_model, export_dtype, weight_dtype
 from hybridengine.rlhf.training.state import line_of, write_hf
 
@@ -27,7 +27,7 @@ _MOMENTS = 2  # of AdamW, each as large as the weights that train
 def rehearse(config: Config, tokenizer: Any, folder: RunFolder) -> None:
     """For `hybridengine train`. Throws UsageError where the end would fail."""
     policy = empty_model(config.model, "policy")
-    with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=".trial.") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=TRIAL) as scratch:
         artifacts.plot_rewards(Path(scratch) / "reward.png", [{"reward/mean": 0.0}], "a trial")
         if config.trainer.save_hf:
             _try_export(config, policy, tokenizer, Path(scratch))
@@ -52,7 +52,7 @@ def rehearse_reward(config: Config, tokenizer: Any, folder: RunFolder) -> None:
     """For `hybridengine train-reward`. Throws UsageError where the end would fail."""
     model = empty_model(config.model, "classifier")
     nothing = {"reward_model/loss": 0.0, "reward_model/accuracy": 0.0}
-    with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=".trial.") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.scratch, prefix=TRIAL) as scratch:
         artifacts.plot_fit(Path(scratch) / "accuracy.png", [nothing], "a trial")
         _try_export(config, model, tokenizer, Path(scratch))
     hf_bytes = num_weights(model) * export_dtype(config, config.critic).itemsize
