@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import unittest.mock
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate, ValueUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import NotWritten, export_hf, load_state, save_state
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 
 VOCAB = 23
@@ -206,6 +209,28 @@ def save(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
     exported = weights_of(passes.module)
     policy.update(mine)
     return sendable(exported), sendable(weights_of(passes.module)), load(comm, folder, plan)
+
+
+def full_disk(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[str]:
+    """What this rank is told where the last one cannot write its shard, and the first not hf/."""
+    passes, optimizer, _ = sharded(comm, config(), make(seed=5))
+    told = []
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with unittest.mock.patch("os.fsync", refuse if comm.rank == comm.world - 1 else os.fsync):
+        try:
+            save_state(f"{folder}/state", passes.module, optimizer)
+        except NotWritten as error:
+            told.append(str(error))
+    if comm.rank == 0:
+        passes.module.save_pretrained = refuse
+    try:
+        export_hf(passes.module, None, f"{folder}/hf")
+    except NotWritten as error:
+        told.append(str(error))
+    return told
 
 
 def load(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:

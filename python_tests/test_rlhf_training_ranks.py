@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(folder, plan):
-    names = ["updates", "early_end", "types", "save", "adapters"]
+    names = ["updates", "early_end", "types", "save", "full_disk", "adapters"]
     return run_ranks(2, scenarios.on_ranks, str(folder), names, plan, **PATIENCE)
 
 
@@ -105,6 +105,13 @@ def test_training_goes_on_where_it_was_saved(folder, two, three):
     passes = scenarios.Passes(module, made.actor, scenarios.TEMPERATURE)
     scenarios.PolicyUpdate(passes, optimizer, made).update(rollouts())
     same_weights(scenarios.weights_of(module), expected, **close)
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["hf", "state"]
+
+
+def test_all_ranks_are_told_where_one_cannot_write(folder, two, three):
+    """What was there before stays: three ranks have loaded it."""
+    for rank in two:
+        assert rank["full_disk"] == ["No space left on device"] * 2
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["hf", "state"]
 
 
