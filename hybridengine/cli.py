@@ -81,13 +81,14 @@ JsonOption = Annotated[
 
 
 def main() -> None:
+    try:
+        open_streams()  # before a file gets the number of one that is closed
+        _check_folder()
+    except UsageError as error:
+        sys.exit(_stop(USAGE, str(error)))
     with unwind_on_signals():
         try:
-            open_streams()
-            _check_folder()
             code = run(sys.argv[1:])
-        except UsageError as error:
-            code = _stop(USAGE, str(error))
         except Exception:
             traceback.print_exc()
             code = _stop(BUG, "this is a bug of hybridengine, please report it")

@@ -16,7 +16,8 @@ def open_streams() -> None:
     """
     for number in (0, 2):
         if not _is_open(number):
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            # Gets the lowest number that is free; children have it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
         sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
     if sys.stdout is None:

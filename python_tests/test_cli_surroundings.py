@@ -54,6 +54,7 @@ def test_what_the_surroundings_refuse_is_one_line(tmp_path, line, code, words):
     [
         (f"HE {_PLAN} | head -1", 128 + signal.SIGPIPE),
         (f"HE {_PLAN} <&- 2>&-", 0),
+        ("HE bench send_recv -b 1M -e 1M -n 2 -w 1 <&- 2>&- >/dev/null", 0),
         (f"LC_ALL=C PYTHONIOENCODING=ascii HE {_PLAN}", 0),
         ("PYTHONIOENCODING=ascii HE train --help", 0),
         (f"PYTHONIOENCODING=ascii HE {_PLAN} >/dev/full 2>/dev/full", 3),

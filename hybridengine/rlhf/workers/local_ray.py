@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -24,6 +25,9 @@ _SOCKET_BYTES = 84
 
 # The keeper kills what is there, which takes a tenth of a second.
 _END_S = 5.0
+
+# More than its processes open for a handful of ranks.
+_DESCRIPTORS = 1024
 
 _COMMAND = (sys.executable, "-P", "-m", "hybridengine.rlhf.workers.keeper")
 
@@ -65,7 +69,7 @@ class LocalRay:
         found = json.loads(text) if text else {"error": "its process ended without a word"}
         if "address" not in found:
             why = " ".join(found["error"].split()).rstrip(".")
-            raise TransportError(f"Ray did not start: {why}. See what it wrote to stderr.")
+            raise TransportError(f"Ray did not start: {why}. {_mend()}")
         return str(found["address"])
 
     def end(self) -> None:
@@ -79,6 +83,14 @@ class LocalRay:
                 os.killpg(self._keeper.pid, signal.SIGKILL)
             self._keeper.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _mend() -> str:
+    """Ray does not say which of its processes lacked descriptors, of which it takes what it may."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= limit < _DESCRIPTORS:
+        return f"`ulimit -n` is {limit}, which may be too few: raise it to {_DESCRIPTORS}."
+    return "See what it wrote to stderr."
 
 
 def token_environment() -> dict[str, str]:
