@@ -127,6 +127,10 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     _check_as_configured(rows, rule, expected, summed=not lowest.whole)
     _check_ties(rows, ties)
     aliases = [(names[alias], names.get(name, name)) for alias, name in tied.items()]
+    if expected is not None:
+        # As Spec.from_config() has them: tensors of empty() are then in place for a rule too.
+        places = {name: place for place, (name, _, _) in enumerate(expected.tensors)}
+        rows.sort(key=lambda row: places.get(row[0], len(places)))
     if expected is not None and by_config:
         rows = _fused_rows(rows, expected, statements, names, aliases, partial=partial)
     kept = {name for name, _, _ in rows}

@@ -61,7 +61,8 @@ def read_arguments(
         if out is not None:
             targets = memory.writable(out)
             statement.out, statement.out_uncut = list(targets.tensors), targets.uncut
-        held = None if model is None else memory.held_by(model)
+        buffers = flags["buffers"]
+        held = None if model is None else memory.held_by(model, buffers=buffers)
         if held is not None:
             _state_memory(statement, held)
         size = statement.options["bucket_bytes"]

@@ -29,7 +29,8 @@ class Origin:
     def __init__(self, model: Any, held: memory.Held) -> None:
         self._model, self._held = model, held
         self._slots = [
-            _Slot(*each, getattr(each[2], "_local_tensor", None)) for each in memory.slots_of(model)
+            _Slot(*each, getattr(each[2], "_local_tensor", None))
+            for each in memory.slots_of(model, buffers=held.buffers)
         ]
 
     def check(self) -> None:
@@ -45,7 +46,7 @@ class Origin:
     def compare(self) -> None:
         """As check(), by reading the model again: what looks different may be the same, as where
         FSDP2 keeps a module unsharded between passes."""
-        found = memory.held_by(self._model)
+        found = memory.held_by(self._model, buffers=self._held.buffers)
         tensors = found.tensors | {alias: found.tensors[name] for alias, name in found.aliases}
         now = {name: (shape, dtype) for name, shape, dtype in found.rows}
         now |= {alias: now[name] for alias, name in found.aliases}

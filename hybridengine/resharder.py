@@ -62,6 +62,7 @@ class Resharder:
         timeout: float | None = None,
         alias: bool = False,
         partial: bool = False,
+        buffers: bool = False,
     ) -> None:
         """As reshard(). `partial=True` moves only what `out=` names and the model has; every rank
         of `dst` passes it, and the report counts both."""
@@ -82,6 +83,7 @@ class Resharder:
                 verify=verify,
                 alias=alias,
                 partial=partial,
+                buffers=buffers,
             )
             statements = gather(self.comm, mine.statement)
             rules, held = (mine.src, mine.dst), mine.held
@@ -311,6 +313,7 @@ def reshard(
     verify: bool = False,
     timeout: float | None = None,
     alias: bool = False,
+    buffers: bool = False,
 ) -> dict[str, Any]:
     """Moves a model's weights from layout `src` to layout `dst` and returns the destination's
     local tensors by the destination's names ({} on a rank outside of dst).
@@ -323,7 +326,8 @@ def reshard(
     a fusion buffer, a number or a text such as '32M'; results do not depend on it. `transport`:
     "auto" or a name. `verify`: compares a digest of every bucket at both ends. `timeout`: seconds
     without progress. `alias`: destination tensors that lie whole in a source tensor of this rank
-    are views of it.
+    are views of it. `buffers`: also those buffers of a module that are not persistent, which its
+    state_dict() leaves out.
 
     Throws UsageError (on every rank, before anything is written) on arguments or tensors that do
     not fit, TransportError where a rank died or failed, TimeoutError where one does not answer.
@@ -340,6 +344,7 @@ def reshard(
         verify=verify,
         timeout=timeout,
         alias=alias,
+        buffers=buffers,
     )
     return resharder.run()
 

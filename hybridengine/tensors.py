@@ -43,15 +43,24 @@ class Held:
     uncut: list[str]  # whole here, although others are sharded
     placements: dict[str, Placement]  # of DTensors, by the names of `tensors`
     module: bool  # and no dict
+    buffers: bool  # those that are not persistent are among them
 
 
-def held_by(model: Any) -> Held:
-    """Reads a module (its parameters and persistent buffers) or a dict of tensors.
+def held_by(model: Any, *, buffers: bool = False) -> Held:
+    """Reads a module (its parameters and persistent buffers, with `buffers` the others too) or a
+    dict of tensors.
 
     Throws UsageError, naming the tensor, on what is no tensor, a meta tensor, or a sparse one.
     """
     if isinstance(model, torch.nn.Module):
         named = dict(model.state_dict(keep_vars=True))
+        if buffers:
+            named = dict(model.named_buffers(remove_duplicate=False)) | named
+    elif buffers:
+        raise UsageError(
+            f"buffers=True is for modules, and model is {kind_of(model)}. Put the buffers into the "
+            "dict, or leave it out."
+        )
     elif isinstance(model, Mapping):
         named = dict(model)
     else:
@@ -84,6 +93,7 @@ def held_by(model: Any) -> Held:
         _uncut(named),
         placements,
         isinstance(model, torch.nn.Module),
+        buffers,
     )
 
 
@@ -155,15 +165,16 @@ def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.numel() == right.numel() == 0 or _place(left, left) == _place(right, right)
 
 
-def slots_of(model: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """Where a module, or a dict, keeps its tensors: (table, key, tensor)."""
+def slots_of(model: Any, *, buffers: bool) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Where a module, or a dict, keeps its tensors: (table, key, tensor). `buffers` as of
+    held_by()."""
     if not isinstance(model, torch.nn.Module):
         yield from ((model, key, tensor) for key, tensor in model.items())
         return
     for each in model.modules():
         for table in (each._parameters, each._buffers):
             for key, tensor in table.items():
-                if tensor is not None and key not in each._non_persistent_buffers_set:
+                if tensor is not None and (buffers or key not in each._non_persistent_buffers_set):
                     yield table, key, tensor
 
 

@@ -272,6 +272,58 @@ def test_buffers_move_too(transport):
     assert run_threads(2, main, transport=transport) == [["mean"]] * 2
 
 
+class Tables(torch.nn.Module):
+    """A buffer of each kind, one of them in a module below, as in a rotary embedding."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), value))
+        self.register_buffer("mean", torch.full((3,), value))
+        self.rotary = torch.nn.Module()
+        self.rotary.register_buffer("inv_freq", torch.full((4,), value), persistent=False)
+
+
+def test_buffers_that_are_not_persistent_move_when_asked(transport):
+    source, target = Tables(4.0), Tables(0.0)
+
+    def main(comm: Communicator) -> None:
+        held = source if comm.rank == 0 else None
+        name = "rotary.inv_freq"
+        assert name not in reshard(held, "hf", "replicated(2)", comm=comm)
+        out = None
+        if comm.rank == 1:
+            out = {**target.state_dict(), **dict(target.named_buffers())}
+        resharder = Resharder(held, "hf", "replicated(2)", comm=comm, out=out, buffers=True)
+        for value in (4.0, 5.0):
+            if held is not None:
+                held.rotary.inv_freq.fill_(value)
+            got = resharder.run()
+            assert sorted(got) == ["mean", name, "weight"] and got[name].eq(value).all()
+        if comm.rank == 1:
+            assert target.rotary.inv_freq.eq(5).all() and target.mean.eq(4).all()
+
+    run_threads(2, main, transport=transport)
+
+
+def test_a_buffer_that_was_replaced_is_noticed():
+    def main(comm: Communicator) -> None:
+        module = Tables(1.0)
+        resharder = Resharder(module, "hf", "hf", comm=comm, buffers=True)
+        module.rotary.inv_freq = torch.zeros(4)
+        with pytest.raises(UsageError, match=r"'rotary.inv_freq' is another tensor"):
+            resharder.run()
+
+    run_threads(1, main, transport="loopback")
+
+
+def test_buffers_of_a_dict_are_in_it():
+    def main(comm: Communicator) -> None:
+        with pytest.raises(UsageError, match="buffers=True is for modules, and model is a dict"):
+            reshard({"w": torch.ones(1)}, "hf", "hf", comm=comm, buffers=True)
+
+    run_threads(1, main, transport="loopback")
+
+
 def test_plan_without_weights_or_ranks():
     spec = Spec.from_config(tiny.config(layers=2))
     schedule = hybridengine.plan(spec, "fsdp2(2)", "vllm(tp=2)", bucket_bytes=128)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import gc
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_models as tiny
 import torch
 from ranks import run_ranks
 
 import hybridengine
-from hybridengine import Layout, Resharder, Spec, _core
+from hybridengine import Layout, LayoutRule, Resharder, Spec, _core
 
 # Long stretches (read where they lie) and short ones (never read).
 SHAPES = {"long": (256, 512), "uneven": (7, 4099), "short": (64, 5), "one": (1,), "none": (0, 3)}
@@ -137,6 +139,35 @@ def count_descriptors(comm: Any) -> list[int]:
         gc.collect()
         counts.append(len(os.listdir("/proc/self/fd")))
     return counts
+
+
+def fill_tensors_of_empty(comm: Any, dst: str) -> list[tuple[int, int, int]]:
+    """A model whose tensors come in another order than its config has them, and a rule for dst."""
+    config = tiny.config(layers=2)
+    full = tiny.weights(Spec.from_config(config))
+    mine = tiny.fsdp2(full, 2, comm.rank)
+    model = torch.nn.Module()
+    model.config = SimpleNamespace(to_dict=lambda: config)
+    model.state_dict = lambda **_: dict(reversed(mine.items()))
+    layout = LayoutRule.parse(dst).bind(Spec.from_config(config))
+    out = hybridengine.empty(layout, comm.rank)
+    resharder = Resharder(model, "fsdp2(2)", dst, comm=comm, out=out)
+    ways = []
+    for _ in range(2):
+        resharder.run()
+        report = resharder.report
+        ways.append((report.buckets_in, report.direct_buckets, report.staging_bytes))
+    expected = full if dst == "replicated(2)" else tiny.vllm(full, config, 2, comm.rank)
+    tiny.assert_same(out, expected)
+    return ways
+
+
+@pytest.mark.parametrize("dst", ["vllm(tp=2)", "replicated(2)"])
+def test_tensors_of_empty_are_written_in_place_under_a_rule_too(dst):
+    """Their places follow from the layout; a rule gives that of the model's config."""
+    for ways in run_ranks(2, fill_tensors_of_empty, dst, transport="shm"):
+        for buckets_in, direct, staging_bytes in ways:
+            assert buckets_in == direct > 0 and staging_bytes == 0
 
 
 def test_resharders_leave_no_descriptors():
