@@ -1,17 +1,20 @@
-"""reward: what responses are worth, by functions."""
+"""reward: what responses are worth, by functions, with the scores of a reward model."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms import overlong_penalty
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.rewards import Item, RewardProcesses
+from hybridengine.rlhf.rewards import Item, RewardProcesses, Score
 from hybridengine.rlhf.roles.rollouts import open_rollouts
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -43,9 +46,9 @@ class RewardRole(Role):
             for row in range(len(batch))
         ]
         found = self._processes.score(items)
-        task = torch.tensor([score.value for score in found], dtype=torch.float64)
         if model_scores is not None:
-            task = task + self.config.reward_model.weight * model_scores["model_scores"].double()
+            found = self._judged(items, found, model_scores["model_scores"].tolist())
+        task = torch.tensor([score.value for score in found], dtype=torch.float64)
         if self._kept is not None:
             self._kept.add(batch, task.tolist())
         scored = replace(batch, objects={}).with_rows(
@@ -66,6 +69,23 @@ class RewardRole(Role):
         self._processes.close()
         if self._kept is not None:
             self._kept.close()
+
+    def _judged(
+        self, items: Sequence[Item], found: Sequence[Score], model_scores: Sequence[float]
+    ) -> list[Score]:
+        """With the reward model's scores. One that is no number fails its sample, as a function's
+        does. Throws UsageError with on_error=raise."""
+        judged = []
+        for item, score, given in zip(items, found, model_scores, strict=True):
+            if math.isfinite(given):
+                value = score.value + self.config.reward_model.weight * given
+                judged.append(replace(score, value=value))
+                continue
+            error = f"{item.name()}: the reward model gave {given}, not a finite number"
+            if self.config.reward.on_error == "raise":
+                raise UsageError(f"{error}. Mend it, or set reward.on_error=zero.")
+            judged.append(Score(0.0, error=score.error or f"{error}."))
+        return judged
 
     def _length_penalty(self, batch: Batch) -> torch.Tensor:
         algorithm = self.config.algorithm
