@@ -17,7 +17,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def check_room(src: Layout, dst: Layout) -> None:
     """Throws UsageError where a plan from `src` to `dst` needs more memory than is free, or where
-    the layouts do not fit each other."""
+    the layouts do not fit each other. Of a partial source it counts too few: one contribution to
+    each part."""
     moves: int = _core.count_moves(src.core, dst.core)
     free = available_bytes()
     needed = moves * _BYTES_PER_MOVE
