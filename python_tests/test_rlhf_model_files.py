@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +211,21 @@ def test_nothing_moves_and_nothing_starts(directory: Path, monkeypatch: pytest.M
     (directory / "config.json").unlink()
     pairs = load_pairs_config([f"model.path={directory}", "data.train_files=[x.jsonl]"])
     assert "has no config.json" in refused(train_reward, pairs)
+
+
+def test_the_command_refuses_it_without_torch(directory: Path) -> None:
+    change(directory, model_type="phi3", architectures=["Phi3ForCausalLM"])
+    arguments = [*SMALL, "model.config={}", f"model.path={directory}"]
+    code = (
+        "import sys\nfrom hybridengine import UsageError\n"
+        "from hybridengine.rlhf import command\n"
+        f"try:\n    command.train({arguments!r})\n"
+        "except UsageError as error:\n    print(error)\n"
+        "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    words, heavy = ran.stdout.splitlines()
+    assert "of model_type 'phi3'" in words and heavy == "[]"
 
 
 def test_attention_that_rows_without_padding_lack(tmp_path: Path) -> None:

@@ -29,8 +29,10 @@ def train(arguments: Sequence[str]) -> int:
     """Trains by the config that `arguments` give; the exit code. Throws UsageError."""
     _require({**_CONFIG_MODULES, **_RUN_MODULES})
     from hybridengine.rlhf.config.loading import load_config
+    from hybridengine.rlhf.model_files import check_models
 
     config = load_config(arguments)
+    check_models(config)  # as the trainer does, whose import alone takes seconds
     _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.run import train as run_trainer
 
@@ -41,8 +43,10 @@ def train_reward(arguments: Sequence[str]) -> int:
     """Fits a reward model by the config that `arguments` give; the exit code. Throws UsageError."""
     _require({**_CONFIG_MODULES, **_RUN_MODULES})
     from hybridengine.rlhf.config.loading import load_pairs_config
+    from hybridengine.rlhf.model_files import check_base_model
 
     config = load_pairs_config(arguments)
+    check_base_model(config)  # as the trainer does, whose import alone takes seconds
     _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.reward_run import train_reward as run_trainer
 
