@@ -9,6 +9,7 @@ reads its output any more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -119,13 +120,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_folder() -> None:
-    """Throws UsageError where the current folder was removed: torch ends the process then."""
+    """Throws UsageError where the current folder was removed, which torch ends the process for, or
+    cannot be entered, which ranks do."""
     try:
         os.getcwd()
-    except FileNotFoundError:
-        raise UsageError(
-            "the current folder does not exist any more. Go to another one, by `cd`."
-        ) from None
+        os.stat(os.curdir)
+    except OSError as error:
+        what = "does not exist any more" if error.errno == errno.ENOENT else "cannot be entered"
+        raise UsageError(f"the current folder {what}. Go to another one, by `cd`.") from None
 
 
 def _run_app(arguments: list[str]) -> int:

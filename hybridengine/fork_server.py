@@ -23,6 +23,9 @@ context = multiprocessing.get_context("forkserver")
 # multiprocessing's socket: /pymp-xxxxxxxx/listener-xxxxxxxx
 _SOCKET_BYTES = 32
 
+# A connection, two pipes, and what they are sent with.
+_DESCRIPTORS_OF_A_START = 8
+
 # Between the end of its connection and its own.
 _LAST_S = 2.0
 
@@ -77,6 +80,7 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 
 def start_process(process: Any) -> None:
     """Throws TransportError where the fork server is gone; OSError, where the system refuses it."""
+    _check_descriptors()
     try:
         process.start()
     except (EOFError, ConnectionError, FileNotFoundError) as error:
@@ -84,6 +88,18 @@ def start_process(process: Any) -> None:
             f"ranks cannot start: the process that they are forked from ended ({_server_end()}). "
             f"See what it wrote to stderr."
         ) from error
+
+
+def _check_descriptors() -> None:
+    """Throws OSError where too few are left for a start: found out in the middle of it, that would
+    end the server with a traceback."""
+    opened = []
+    try:
+        for _ in range(_DESCRIPTORS_OF_A_START):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _server_end() -> str:

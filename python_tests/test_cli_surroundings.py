@@ -40,6 +40,7 @@ def shell(line: str, **options) -> tuple[int, str, str]:
         (f"HE {_PLAN} --json /dev/full", 2, "cannot write /dev/full: No space left on device."),
         ("HE train --print-config >/dev/full", 3, "stdout or a file: No space left on device."),
         ("ulimit -n 12; HE bench send_recv -b 1M -e 1M", 3, "too many open files: `ulimit -n` is"),
+        ("ulimit -n 20; HE bench send_recv -b 1M -e 1M -g 6", 3, "too many open files: `ulimit"),
         ("mkdir gone; cd gone; rmdir ../gone; HE info", 2, "the current folder does not exist"),
     ],
 )
@@ -62,6 +63,20 @@ def test_what_the_surroundings_refuse_is_one_line(tmp_path, line, code, words):
 )
 def test_other_streams_are_no_hindrance(line, code):
     assert shell(line) == (code, shell(line)[1], "")
+
+
+def test_a_folder_that_cannot_be_entered_is_one_line(monkeypatch, capsys):
+    """Root may enter every folder."""
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(cli.os, "stat", refuse)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == cli.USAGE
+    words = "error: the current folder cannot be entered. Go to another one, by `cd`.\n"
+    assert capsys.readouterr().err == words
 
 
 def test_everything_odd_at_once(tmp_path):
