@@ -123,11 +123,13 @@ def test_train_gets_the_config(run, trained):
     assert trained == [load_config(["actor.lr=0.5", "seed=3"])]
 
 
-def test_train_reward_gets_the_config(run, trained):
-    code, _, err = run("train-reward", "model.path=m", "data.train_files=[pairs.jsonl]")
+def test_train_reward_gets_the_config(run, trained, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").touch()
+    code, _, err = run("train-reward", f"model.path={tmp_path}", "data.train_files=[pairs.jsonl]")
     assert (code, err) == (0, "")
     (config,) = trained
-    assert (config.model.path, config.preset) == ("m", "none")
+    assert (config.model.path, config.preset) == (str(tmp_path), "none")
 
 
 @pytest.mark.parametrize("command", ["train", "train-reward"])
