@@ -35,6 +35,8 @@ def run(capsys):
 def trained(monkeypatch):
     """Replaces what trains: the configs it was given, and the exit code it answers with."""
     given = []
+    for name in ("RAY_COLOR_PREFIX", "RAY_DEDUP_LOGS"):
+        monkeypatch.setenv(name, "0")  # the command sets them for its process, which is this one
 
     def answer(config, command):
         given.append(config)
