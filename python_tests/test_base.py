@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 def test_errors_have_python_bases_and_full_names(name, base):
     error = getattr(_core, name)
     assert issubclass(error, base)
-    assert f"{error.__module__}.{error.__qualname__}" == f"hybridengine._core.{name}"
+    assert f"{error.__module__}.{error.__qualname__}" == f"hybridengine.{name}"
 
 
 # Environment
