@@ -120,6 +120,34 @@ def test_every_rank_gets_all_contributions(pair, seed):
     run_threads(WORLD, main, transport="loopback")
 
 
+@pytest.mark.threads
+@pytest.mark.parametrize("bucket_bytes", [8, 12, 1 << 20])
+def test_a_rank_that_wants_elements_twice(bucket_bytes):
+    """It gets more than a group of the owner holds: buckets keep their size all the same."""
+    spec = Spec.from_tensors([("w", (5,), "float32")])
+    stored = [(0, "a"), (1, "a"), (1, "b"), (1, "c")]
+    dst = Layout(
+        _core.Layout(
+            "twice",
+            spec.core,
+            [0, 1],
+            [(rank, name, [5], "float32") for rank, name in stored],
+            [("w", rank, name, [0], [5], 0, [1]) for rank, name in stored],
+        ),
+        spec,
+    )
+
+    def main(comm) -> None:
+        mine = {"w": torch.arange(5.0) * (comm.rank + 1)}
+        src = Layout.replicated(2).partial("sum").bind(spec)
+        resharder = Resharder(mine, src, dst, comm=comm, bucket_bytes=bucket_bytes)
+        resharder.schedule.check()
+        for tensor in resharder.run().values():
+            assert tensor.equal(torch.arange(5.0) * 3)
+
+    run_threads(2, main, transport="loopback")
+
+
 def seed_case(world: int, dtype: str, seed: int) -> tuple[Spec, list[dict[str, torch.Tensor]]]:
     spec = Spec.from_tensors([("a", (37, 21), dtype), ("b", (5,), dtype), ("c", (64, 48), dtype)])
     make = torch.Generator().manual_seed(seed)

@@ -22,7 +22,10 @@ int64_t aligned(int64_t offset, int64_t elem_bytes) {
 class GroupFuser {
  public:
   GroupFuser(const Plan& plan, int64_t bucket_bytes)
-      : plan_(plan), moves_(plan.moves()), ranks_(plan.certificate().ranks) {
+      : plan_(plan),
+        moves_(plan.moves()),
+        ranks_(plan.certificate().ranks),
+        bucket_bytes_(bucket_bytes) {
     for (int32_t i = 0; i < static_cast<int32_t>(ranks_.size()); ++i) index_[ranks_[i].rank] = i;
     int64_t widest = 1;
     for (const Move& move : moves_) widest = std::max(widest, elem_bytes(move));
@@ -122,9 +125,15 @@ class GroupFuser {
     bucket.num_bytes = used_bytes_ + box.num_elems() * wire_bytes;
   }
 
+  /// A rank that wants an element more than once gets more than a group holds: the rest goes into
+  /// another bucket of the group.
   void append_copy(int32_t index, const Box& box) {
-    const auto bytes = static_cast<int64_t>(dtype_bytes(moves_[index].wire()));
-    Bucket& bucket = bucket_of(moves_[index]);
+    const Move& move = moves_[index];
+    const auto bytes = static_cast<int64_t>(dtype_bytes(move.wire()));
+    const int64_t used = bucket_of(move).num_bytes;
+    if (used > 0 && aligned(used, bytes) + box.num_elems() * bytes > bucket_bytes_)
+      open_.erase({move.step, move.src, move.dst});
+    Bucket& bucket = bucket_of(move);
     const int64_t offset = aligned(bucket.num_bytes, bytes);
     bucket.items.push_back({index, offset, box});
     bucket.num_bytes = offset + box.num_elems() * bytes;
@@ -135,6 +144,7 @@ class GroupFuser {
   const std::vector<RankBytes>& ranks_;
   std::map<Rank, int32_t> index_;
   std::map<int32_t, std::vector<int32_t>> copies_;  // moves of step 1, by the piece that they read
+  const int64_t bucket_bytes_;
   int64_t group_bytes_ = 0;
   std::map<std::tuple<uint8_t, Rank, Rank>, size_t> open_;  // buckets of the current group
   int32_t group_ = -1, turn_ = -1;
