@@ -64,10 +64,10 @@ def test_a_rank_alone_that_has_other_tensors():
     """The others do not wait, and hear why."""
 
     def main(comm: Communicator) -> None:
-        model = torch.nn.Linear(3, 4)
-        resharder = Resharder(model, "replicated(3)", "fsdp2(3)", comm=comm)
+        shards = {"weight": tiny.chunk(tiny.numbered(6, 2), 3, comm.rank)}
+        resharder = Resharder(shards, "fsdp2(3)", "replicated(3)", comm=comm)
         if comm.rank == 1:
-            assigned(model)
+            shards["weight"] = shards["weight"] + 1
         resharder.run()
 
     outcomes = thread_outcomes(3, main, transport="loopback")

@@ -107,7 +107,7 @@ def test_how_to_go_on_is_said_behind_the_error(
         farewell.leave("checkpoint at step 20; go on with: it")
         raise UsageError("the call was wrong")
 
-    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(cli, "_run_app", fail)
     monkeypatch.setattr(sys, "argv", ["hybridengine", "train"])
     for behind in (["checkpoint at step 20; go on with: it"],) * 2:  # once each
         with pytest.raises(SystemExit) as raised:

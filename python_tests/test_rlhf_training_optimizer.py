@@ -16,7 +16,7 @@ from hybridengine.rlhf.config.roles import Optimizer, Sharding
 from hybridengine.rlhf.training import memory
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.state import load_state, save_state
+from hybridengine.rlhf.training.state import NotWritten, load_state, save_state
 from hybridengine.rlhf.training.supervised import PairUpdate, SupervisedUpdate
 
 pytestmark = pytest.mark.python
@@ -175,7 +175,7 @@ def test_a_save_that_fails_leaves_the_last_one(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("torch.distributed.checkpoint.state_dict_saver.save", fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(NotWritten, match="no space left"):
         save_state(tmp_path / "state", module)
     assert sorted((tmp_path / "state").iterdir()) == before
     load_state(tmp_path / "state", make(seed=2))
