@@ -196,17 +196,21 @@ def use_in_a_child(me: Me) -> str:
     pid = os.fork()
     if pid == 0:
         try:
-            me.endpoint.poll(0.0)
-            said = "nothing"
-        except _core.TransportError as error:
-            said = str(error)
-        me.endpoint.close()
+            try:
+                me.endpoint.poll(0.0)
+                said = "nothing"
+            except _core.TransportError as error:
+                said = str(error)
+            me.endpoint.close()
+        except BaseException as error:  # the parent is to hear of it
+            said = repr(error)
         os.write(writer, said.encode())
         os._exit(0)
     os.close(writer)
     said = os.read(reader, 10_000).decode()
     os.close(reader)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, said
     me.meet()
     return said
 
