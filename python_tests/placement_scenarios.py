@@ -154,6 +154,7 @@ def change_a_sharded_module(comm: Communicator, folder: str) -> tuple[list[str],
             dist.distributed_c10d._get_default_store(), comm.rank, 2, name=f"again {name}"
         )
         resharder = Resharder(model, "fsdp2(2)", "replicated(2)", comm=again)
+        dist.barrier()  # neither is inside of the constructor any more
         change(model)
         try:
             resharder.run()

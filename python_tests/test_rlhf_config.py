@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -215,6 +216,13 @@ def test_what_is_written_is_read_back(tmp_path_factory, overrides):
     path = tmp_path_factory.mktemp("config") / "saved.yaml"
     save_config(config, path)
     assert load_config([str(path)]) == config
+
+
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "a\nb\r", '"\x85: x', "\x85\n"])
+def test_ends_of_lines_are_written_in_one_line(text):
+    written = one_line({"key": [text]})
+    assert len(written.splitlines()) == 1
+    assert yaml.safe_load(written) == {"key": [text]}
 
 
 def test_print_config_is_read_back(capsys, tmp_path):

@@ -27,12 +27,23 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     pass
 
 
+_LINE_END = re.compile("[\n\r\x85\u2028\u2029]")
+
+
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Quotes what `_Loader` would not read as text; spells out repeated values."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Between double quotes where it has ends of lines: only there are they escaped, and
+        between single ones some are read back as spaces."""
+        style = '"' if _LINE_END.search(data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 for _kind in (_Loader, _Dumper):
     _kind.yaml_implicit_resolvers = {
