@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="fail when a test is skipped for a reason that no regular expression in FILE matches",
     )
+    parser.addoption(
+        "--full", action="store_true", help="soaks in their full form, of many minutes each"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -62,10 +62,13 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    "number", [0, *(pytest.param(number, marks=pytest.mark.soak) for number in range(1, 25))]
-)
-def test_two_pools_that_start_at_the_same_moment(number: int) -> None:
+@pytest.mark.soak
+def test_pools_that_start_at_the_same_moment_again_and_again(pytestconfig: pytest.Config) -> None:
+    for _ in range(24 if pytestconfig.getoption("--full") else 1):
+        test_two_pools_that_start_at_the_same_moment()
+
+
+def test_two_pools_that_start_at_the_same_moment() -> None:
     """Each with a Ray and a meeting place of its own."""
     both = [_started(_POOL) for _ in range(2)]
     assert [_said(process) for process in both] == ["1\n", "1\n"]
