@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import tiny_models as tiny
-import torch
 from ranks import run_threads
+from two_step_scenarios import cut
 
 from hybridengine import Communicator, LayoutRule, Resharder, Spec, UsageError, reshard
 
@@ -22,13 +22,7 @@ def transport(request) -> str:
 def shards(src: str, rank: int) -> tiny.Tensors:
     """What `rank` holds under `src`, cut piece by piece."""
     spec = Spec.from_config(FACTS)
-    layout = LayoutRule.parse(src).bind(spec)
-    full = tiny.weights(spec)
-    local = {n: torch.zeros(s, dtype=getattr(torch, d)) for n, s, d in layout.locals(rank)}
-    for tensor, name, start, size, offset, strides in layout.pieces(rank):
-        box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-        local[name].as_strided(size, strides, offset).copy_(full[tensor][box])
-    return local
+    return cut(tiny.weights(spec), LayoutRule.parse(src).bind(spec), rank)
 
 
 @pytest.mark.parametrize(
