@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from hybridengine._core import UsageError
+from hybridengine.explain import human_bytes
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import step_of, whole_checkpoints
@@ -76,11 +77,11 @@ def check_room(config: Config, folder: RunFolder, *, hf_bytes: int, checkpoint_b
     disk = shutil.disk_usage(folder.scratch)
     if disk.total == 0 or needed <= disk.free:  # some network mounts tell nothing
         return
-    parts = [f"{_amount(hf_bytes)} of hf/"] if hf_bytes else []
+    parts = [f"{human_bytes(hf_bytes)} of hf/"] if hf_bytes else []
     if count * checkpoint_bytes:
-        parts.append(f"{count} checkpoints of {_amount(checkpoint_bytes)}")
+        parts.append(f"{count} checkpoints of {human_bytes(checkpoint_bytes)}")
     raise UsageError(
-        f"{folder.path} has room for {_amount(disk.free)}, and the run will write "
+        f"{folder.path} has room for {human_bytes(disk.free)}, and the run will write "
         f"{' and '.join(parts)}. Free some, or set run.dir to another disk"
         f"{', or trainer.keep_checkpoints to less' if count * checkpoint_bytes else ''}."
     )
@@ -95,10 +96,3 @@ def _try_export(config: Config, module: Any, tokenizer: Any, scratch: Path) -> N
             f"{source} cannot be exported, which is the end of a run: {line_of(error)}. Mend its "
             "generation_config.json or config.json, or set trainer.save_hf=false."
         ) from None
-
-
-def _amount(size: float) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} B"
