@@ -210,7 +210,8 @@ def use_in_a_child(me: Me) -> str:
     said = os.read(reader, 10_000).decode()
     os.close(reader)
     _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, said
+    ended = os.waitstatus_to_exitcode(status)
+    assert ended == 0, f"the child ended with {ended} and said {said!r}"
     me.meet()
     return said
 
