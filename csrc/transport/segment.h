@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "base/span.h"
-#include "transport/sealed_memory.h"
+#include "transport/host/sealed_memory.h"
 
 namespace hybridengine {
 

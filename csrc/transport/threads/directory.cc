@@ -1,4 +1,4 @@
-#include "transport/directory.h"
+#include "transport/threads/directory.h"
 
 #include <pthread.h>
 #include <unistd.h>

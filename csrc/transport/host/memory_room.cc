@@ -1,4 +1,4 @@
-#include "transport/memory_room.h"
+#include "transport/host/memory_room.h"
 
 #include <unistd.h>
 

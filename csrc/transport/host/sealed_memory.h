@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-#include "transport/fd.h"
+#include "transport/host/fd.h"
 
 namespace hybridengine {
 

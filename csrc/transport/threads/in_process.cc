@@ -1,4 +1,4 @@
-#include "transport/in_process.h"
+#include "transport/threads/in_process.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "transport/checks.h"
-#include "transport/directory.h"
-#include "transport/memory_room.h"
+#include "transport/host/memory_room.h"
+#include "transport/threads/directory.h"
 
 namespace hybridengine {
 namespace {

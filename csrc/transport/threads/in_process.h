@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/fd.h"
 #include "transport/fork_guard.h"
+#include "transport/host/fd.h"
 #include "transport/registry.h"
 #include "transport/transport.h"
 

@@ -1,6 +1,6 @@
 // loopback: the ranks are threads of this process. For tests, and for seeing a whole run in one
 // debugger. Staging is ordinary memory, so a window is the peer's own address.
-#include "transport/in_process.h"
+#include "transport/threads/in_process.h"
 
 namespace hybridengine {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include "transport/fd.h"
+#include "transport/host/fd.h"
 
 namespace hybridengine {
 

@@ -1,4 +1,4 @@
-#include "transport/seqpacket.h"
+#include "transport/host/seqpacket.h"
 
 #include <sys/random.h>
 #include <sys/un.h>

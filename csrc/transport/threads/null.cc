@@ -1,6 +1,6 @@
 // null: threads of this process exchange messages but no payload, so that a run over many ranks
 // shows its schedule, its waits and its bytes without needing the memory of a model.
-#include "transport/in_process.h"
+#include "transport/threads/in_process.h"
 
 namespace hybridengine {
 

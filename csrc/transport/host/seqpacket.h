@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "transport/fd.h"
+#include "transport/host/fd.h"
 #include "transport/transport.h"
 
 namespace hybridengine {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <unordered_map>
 
-#include "transport/fd.h"
-#include "transport/process.h"
-#include "transport/seqpacket.h"
+#include "transport/host/fd.h"
+#include "transport/host/process.h"
+#include "transport/host/seqpacket.h"
 
 namespace hybridengine {
 

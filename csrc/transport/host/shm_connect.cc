@@ -1,4 +1,4 @@
-#include "transport/shm_connect.h"
+#include "transport/host/shm_connect.h"
 
 #include <poll.h>
 
@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/checks.h"
-#include "transport/sealed_memory.h"
+#include "transport/host/sealed_memory.h"
 
 namespace hybridengine {
 namespace {

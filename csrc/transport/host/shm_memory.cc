@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "transport/shm.h"
+#include "transport/host/shm.h"
 
 namespace hybridengine {
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "transport/epoll.h"
 #include "transport/fork_guard.h"
+#include "transport/host/epoll.h"
+#include "transport/host/sealed_memory.h"
+#include "transport/host/shm_peer.h"
 #include "transport/registry.h"
-#include "transport/sealed_memory.h"
-#include "transport/shm_peer.h"
 
 namespace hybridengine {
 

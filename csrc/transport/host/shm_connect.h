@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/shm_address.h"
-#include "transport/shm_peer.h"
+#include "transport/host/shm_address.h"
+#include "transport/host/shm_peer.h"
 
 struct pollfd;
 

@@ -1,4 +1,4 @@
-#include "transport/fd.h"
+#include "transport/host/fd.h"
 
 #include <sys/mman.h>
 

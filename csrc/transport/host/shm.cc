@@ -1,4 +1,4 @@
-#include "transport/shm.h"
+#include "transport/host/shm.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "transport/checks.h"
-#include "transport/shm_connect.h"
+#include "transport/host/shm_connect.h"
 
 namespace hybridengine {
 

@@ -6,7 +6,7 @@
 
 #include <chrono>
 
-#include "transport/fd.h"
+#include "transport/host/fd.h"
 
 namespace hybridengine {
 

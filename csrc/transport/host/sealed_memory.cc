@@ -1,4 +1,4 @@
-#include "transport/sealed_memory.h"
+#include "transport/host/sealed_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "transport/memory_room.h"
+#include "transport/host/memory_room.h"
 
 namespace hybridengine {
 namespace {

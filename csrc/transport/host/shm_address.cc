@@ -1,4 +1,4 @@
-#include "transport/shm_address.h"
+#include "transport/host/shm_address.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "transport/epoll.h"
+#include "transport/host/epoll.h"
 
 #include <poll.h>
 

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "transport/shm.h"
+#include "transport/host/shm.h"
 
 namespace hybridengine {
 

@@ -1,4 +1,4 @@
-#include "transport/process.h"
+#include "transport/host/process.h"
 
 #include <poll.h>
 #include <signal.h>
