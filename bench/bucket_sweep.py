@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hybridengine import link_model
 from hybridengine._bench import plot
 from hybridengine._bench.collective import reducing_ranks, reducing_rows
 from hybridengine._bench.flags import Options
 from hybridengine._bench.record import Case, Sweep
 from hybridengine._core import UsageError
+from hybridengine.collective import link_model
 
 _SMALLEST, _LARGEST = 256 << 10, 1 << 30
 

@@ -18,7 +18,7 @@ from hybridengine._bench.pattern import poison
 from hybridengine._bench.record import Case, Volume
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
-from hybridengine.collectives import BucketBytes, Op
+from hybridengine.collective.collectives import BucketBytes, Op
 
 _DEFAULT_RANKS = 2
 _OPS = ("sum",)

@@ -18,7 +18,7 @@ from hybridengine._bench.index import INDEX
 from hybridengine._core import UsageError
 
 if TYPE_CHECKING:
-    from hybridengine.collectives import BucketBytes, Op
+    from hybridengine.collective.collectives import BucketBytes, Op
 
 # nccl-tests' names of element types, and torch's.
 DTYPES = {

@@ -26,7 +26,7 @@ from hybridengine._bench.pattern import PERIOD, as_bits, mixed_numbers, periodic
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
-from hybridengine.collectives import BucketBytes
+from hybridengine.collective.collectives import BucketBytes
 
 _OPS = ("avg", "sum")
 _TYPES = ("float32", "float64", "float16", "bfloat16")

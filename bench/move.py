@@ -15,8 +15,8 @@ from hybridengine._bench.flags import Options
 from hybridengine._bench.pattern import Pattern, allocate, poison
 from hybridengine._bench.record import Volume
 from hybridengine._bench.world import World
-from hybridengine.layout import Layout
-from hybridengine.resharder import Resharder
+from hybridengine.layouts.layout import Layout
+from hybridengine.resharding.resharder import Resharder
 
 
 class MoveJob:

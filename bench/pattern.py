@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hybridengine import tensors as memory
-from hybridengine.layout import Layout
+from hybridengine.layouts.layout import Layout
 
 PERIOD = 1_048_573  # prime
 _CHUNK_ELEMS = 1 << 22  # of whole rows that are made at a time

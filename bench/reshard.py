@@ -14,9 +14,9 @@ from hybridengine._bench.record import Bench, Case
 from hybridengine._bench.torch_rivals import RESHARD_RIVALS
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
-from hybridengine.layout import Layout
-from hybridengine.models import resolve
-from hybridengine.planning import bind_both
+from hybridengine.layouts.layout import Layout
+from hybridengine.layouts.planning import bind_both
+from hybridengine.models.models import resolve
 
 # The engine moves any bits, but models are floating.
 _FLOATING = ("half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2")

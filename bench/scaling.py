@@ -25,8 +25,8 @@ from hybridengine._bench.planner_cases import plain_rule
 from hybridengine._bench.record import Bench, Case
 from hybridengine._bench.world import World, num_cores, run_on_ranks, under_torchrun
 from hybridengine._core import UsageError
-from hybridengine.layout import Layout
-from hybridengine.spec import Spec
+from hybridengine.layouts.layout import Layout
+from hybridengine.layouts.spec import Spec
 
 _DEFAULT_RANKS = 4
 _MOST_MODELLED = 512

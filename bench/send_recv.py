@@ -13,8 +13,8 @@ from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case
 from hybridengine._bench.torch_rivals import SEND_RECV_RIVALS
 from hybridengine._bench.world import World
-from hybridengine.layout import Layout
-from hybridengine.spec import Spec
+from hybridengine.layouts.layout import Layout
+from hybridengine.layouts.spec import Spec
 
 
 def _ranks(options: Options) -> int:

@@ -21,7 +21,7 @@ from hybridengine._bench.move import MoveJob
 from hybridengine._bench.pattern import as_bits
 from hybridengine._bench.record import RivalFactory, Unfit
 from hybridengine._bench.world import World
-from hybridengine.layout import LayoutRule
+from hybridengine.layouts.layout import LayoutRule
 
 Place = tuple[str, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
 

@@ -26,8 +26,8 @@ from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case, Volume
 from hybridengine._bench.world import World
 from hybridengine._core import UsageError
-from hybridengine.layout import Layout, LayoutRule
-from hybridengine.models import resolve
+from hybridengine.layouts.layout import Layout, LayoutRule
+from hybridengine.models.models import resolve
 
 _MODEL = "smollm2-135m"
 _DEFAULT_RANKS = 4

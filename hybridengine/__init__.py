@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from hybridengine._core import InternalError, TimeoutError, TransportError, UsageError
 from hybridengine.comm import Communicator
-from hybridengine.layout import Layout, LayoutRule
+from hybridengine.layouts.layout import Layout, LayoutRule
+from hybridengine.layouts.planning import plan
+from hybridengine.layouts.spec import Spec
 from hybridengine.mapping import Mapping, ModelConfig
-from hybridengine.planning import plan
-from hybridengine.report import Report
-from hybridengine.spec import Spec
+from hybridengine.resharding.report import Report
 
 if TYPE_CHECKING:
-    from hybridengine.background import Work
-    from hybridengine.collectives import (
+    from hybridengine.collective.background import Work
+    from hybridengine.collective.collectives import (
         all_gather,
         all_reduce,
         barrier,
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
         ddp_hook,
         reduce_scatter,
     )
-    from hybridengine.fresh import empty
-    from hybridengine.gradients import GradientReducer
-    from hybridengine.masked import MaskedResult, masked_all_reduce
-    from hybridengine.resharder import Resharder, reshard
-    from hybridengine.statistics import MeanVar, block_scores, masked_mean_var
-    from hybridengine.two_step import TwoStep
+    from hybridengine.collective.gradients import GradientReducer
+    from hybridengine.collective.masked import MaskedResult, masked_all_reduce
+    from hybridengine.collective.statistics import MeanVar, block_scores, masked_mean_var
+    from hybridengine.resharding.fresh import empty
+    from hybridengine.resharding.resharder import Resharder, reshard
+    from hybridengine.two_step.two_step import TwoStep
 
 __all__ = [
     "Communicator",
@@ -63,23 +63,23 @@ __all__ = [
 ]
 
 _LAZY = {  # what needs torch, or is not needed by the command line
-    "GradientReducer": "gradients",
-    "MaskedResult": "masked",
-    "MeanVar": "statistics",
-    "Resharder": "resharder",
-    "TwoStep": "two_step",
-    "Work": "background",
-    "all_gather": "collectives",
-    "all_reduce": "collectives",
-    "barrier": "collectives",
-    "block_scores": "statistics",
-    "broadcast": "collectives",
-    "ddp_hook": "collectives",
-    "empty": "fresh",
-    "masked_all_reduce": "masked",
-    "masked_mean_var": "statistics",
-    "reduce_scatter": "collectives",
-    "reshard": "resharder",
+    "GradientReducer": "collective.gradients",
+    "MaskedResult": "collective.masked",
+    "MeanVar": "collective.statistics",
+    "Resharder": "resharding.resharder",
+    "TwoStep": "two_step.two_step",
+    "Work": "collective.background",
+    "all_gather": "collective.collectives",
+    "all_reduce": "collective.collectives",
+    "barrier": "collective.collectives",
+    "block_scores": "collective.statistics",
+    "broadcast": "collective.collectives",
+    "ddp_hook": "collective.collectives",
+    "empty": "resharding.fresh",
+    "masked_all_reduce": "collective.masked",
+    "masked_mean_var": "collective.statistics",
+    "reduce_scatter": "collective.collectives",
+    "reshard": "resharding.resharder",
 }
 
 

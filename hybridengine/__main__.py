@@ -1,6 +1,6 @@
 """python -m hybridengine: the command line."""
 
-from hybridengine.cli import main
+from hybridengine.command.cli import main
 
 if __name__ == "__main__":
     main()

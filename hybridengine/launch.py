@@ -24,14 +24,14 @@ from typing import Any
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 from hybridengine.comm import Communicator
-from hybridengine.fork_server import (
+from hybridengine.options import callable_, seconds, text, whole
+from hybridengine.processes.fork_server import (
     context,
     end_fork_server,
     signal_name,
     start_fork_server,
     start_process,
 )
-from hybridengine.options import callable_, seconds, text, whole
 
 # After the first failure the others' words are heard for this long: the rank that died or raised
 # by itself is the one to name, not those that lost it.

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from hybridengine._core import UsageError, describe_memory
-from hybridengine.model_config import config_of
+from hybridengine.layouts.model_config import config_of
+from hybridengine.layouts.placements import Placement, is_distributed, placement_of
+from hybridengine.layouts.spec import ModelConfig
 from hybridengine.overlap import Strided
-from hybridengine.placements import Placement, is_distributed, placement_of
-from hybridengine.spec import ModelConfig
 from hybridengine.wording import kind_of
 
 Row = tuple[str, tuple[int, ...], str]  # name, shape, dtype

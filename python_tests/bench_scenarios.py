@@ -7,7 +7,7 @@ import torch
 
 from hybridengine._bench import reshard, send_recv
 from hybridengine._bench.pattern import as_bits
-from hybridengine.resharder import Resharder
+from hybridengine.resharding.resharder import Resharder
 
 
 def run_and_spoil(job):

@@ -135,7 +135,7 @@ def run_core() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 @pytest.fixture
 def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs `hybridengine bench ...` in this process: (exit code, stdout, stderr)."""
-    from hybridengine import cli
+    from hybridengine.command import cli
 
     def call(*arguments: str) -> tuple[int, str, str]:
         code = cli.run(["bench", *arguments])

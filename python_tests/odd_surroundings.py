@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 _HIDDEN = {"HOME", "XDG_CACHE_HOME", "PYTHONSAFEPATH"}
-_COMMAND = "from hybridengine.cli import main\nif __name__ == '__main__':\n    main()\n"
+_COMMAND = "from hybridengine.command.cli import main\nif __name__ == '__main__':\n    main()\n"
 
 
 def run_in(top: Path, arguments: list[str], timeout: float) -> "subprocess.CompletedProcess[str]":

@@ -25,7 +25,7 @@ from hybridengine.comm import Communicator
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     [
-        "hybridengine.resharder",
+        "hybridengine.resharding.resharder",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
         "transport_world",

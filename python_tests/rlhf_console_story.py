@@ -4,13 +4,13 @@
 import sys
 from pathlib import Path
 
+from hybridengine.command.streams import open_streams
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.logging.console import ConsoleLines
 from hybridengine.rlhf.logging.screen import busy, open_screen
 from hybridengine.rlhf.trainer import report
 from hybridengine.rlhf.trainer.artifacts import Sample, Summary
-from hybridengine.streams import open_streams
 
 STEPS = 24
 FIRST_WORD = "rank 0: a word in front"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from hybridengine.checkpoint import write_bfloat16
-from hybridengine.spec import Spec
+from hybridengine.layouts.spec import Spec
 
 # Cut like SmolLM2 (nine heads, three kv heads), with odd sizes and a padded vocabulary.
 CONFIG = {

@@ -7,7 +7,7 @@ import torch
 from ranks import run_threads
 
 from hybridengine import Communicator, Layout, LayoutRule, Resharder, Spec, UsageError, reshard
-from hybridengine.adapters import check_adapters, originals
+from hybridengine.layouts.adapters import check_adapters, originals
 
 pytestmark = pytest.mark.threads
 

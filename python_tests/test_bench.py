@@ -18,7 +18,7 @@ import hybridengine
 from hybridengine import _core
 from hybridengine._bench import command, compare, flags, planner, planner_cases, results, send_recv
 from hybridengine.launch import run_local
-from hybridengine.spec import Spec
+from hybridengine.layouts.spec import Spec
 
 pytestmark = pytest.mark.python
 

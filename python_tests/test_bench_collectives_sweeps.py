@@ -6,10 +6,11 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from hybridengine import _core, link_model
+from hybridengine import _core
 from hybridengine._bench import bucket_sweep, density_sweep, plot, results, scaling
 from hybridengine._bench.flags import Options
 from hybridengine._bench.scaling import Model, Point
+from hybridengine.collective import link_model
 
 pytestmark = pytest.mark.python
 

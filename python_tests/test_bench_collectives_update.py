@@ -7,8 +7,8 @@ import bench_collective_scenarios as scenarios
 import pytest
 from small_checkpoint import write_config
 
-from hybridengine import cli
 from hybridengine._bench import command, flags, two_step
+from hybridengine.command import cli
 
 QUICK = ["-n", "2"]
 

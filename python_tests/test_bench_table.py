@@ -9,7 +9,7 @@ import torch
 
 from hybridengine._bench import command, flags, index, pattern, send_recv, table
 from hybridengine._bench.record import Column
-from hybridengine.spec import Spec
+from hybridengine.layouts.spec import Spec
 
 pytestmark = pytest.mark.python
 
@@ -129,7 +129,7 @@ def test_help_tells_types_and_ranks(bench):
 @pytest.mark.parametrize("line", [["bench"], ["bench", "-h"], ["bench", "all_reduce", "-h"]])
 def test_help_imports_nothing_that_takes_long(line):
     code = (
-        "import sys; from hybridengine import cli; code = cli.run(sys.argv[1:]);"
+        "import sys; from hybridengine.command import cli; code = cli.run(sys.argv[1:]);"
         "print([name for name in ('torch', 'matplotlib', 'ray') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hybridengine import cache, link_model, smollm2
+from hybridengine import cache
+from hybridengine.collective import link_model
+from hybridengine.models import smollm2
 
 pytestmark = pytest.mark.python
 

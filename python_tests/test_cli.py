@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from small_checkpoint import reshard_arguments, write_checkpoint
 
-from hybridengine import _core, cli, models
+from hybridengine import _core
+from hybridengine.command import cli
+from hybridengine.models import models
 
 pytestmark = pytest.mark.python
 
@@ -214,7 +216,7 @@ def test_a_plan_of_many_ranks_stays_readable(run):
 
 def test_a_plan_of_a_70b_model_needs_no_weights_torch_or_time():
     code = (
-        "import sys; from hybridengine import cli; code = cli.run(sys.argv[1:]);"
+        "import sys; from hybridengine.command import cli; code = cli.run(sys.argv[1:]);"
         "sys.exit(code or 100 * ('torch' in sys.modules))"
     )
     arguments = ["plan", "--model", "llama-3.1-70b", "--src", "fsdp2(16)", "--dst", "vllm(tp=8)"]

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from small_checkpoint import reshard_arguments, write_checkpoint
 
-from hybridengine import cli, models
 from hybridengine._core import UsageError
+from hybridengine.command import cli
+from hybridengine.models import models
 
 pytestmark = pytest.mark.python
 

@@ -12,8 +12,9 @@ import odd_surroundings
 import pytest
 from small_checkpoint import reshard_arguments, write_checkpoint
 
-from hybridengine import cli, refusals, socket_folder
 from hybridengine._core import UsageError
+from hybridengine.command import cli, refusals
+from hybridengine.processes import socket_folder
 
 pytestmark = pytest.mark.python
 
@@ -89,7 +90,7 @@ def test_the_end_of_the_fork_server_is_no_ctrl_c(tmp_path):
     """The caller has the true torch; its server finds another one, and ends."""
     (tmp_path / "torch.py").write_text("import os; os._exit(9)\n")
     code = (
-        "import sys, torch; from hybridengine import cli\n"
+        "import sys, torch; from hybridengine.command import cli\n"
         "if __name__ == '__main__':\n"
         f"    sys.path.insert(0, {str(tmp_path)!r})\n"
         "    sys.exit(cli.run(['bench', 'send_recv', '-b', '1M', '-e', '1M']))\n"
@@ -106,7 +107,7 @@ def test_the_end_of_the_fork_server_is_no_ctrl_c(tmp_path):
 
 def test_a_bug_shows_its_traceback_and_has_a_code_of_its_own(tmp_path):
     code = (
-        "import hybridengine.planning as p, hybridengine.cli as c, sys\n"
+        "import hybridengine.layouts.planning as p, hybridengine.command.cli as c, sys\n"
         "def plan(*a, **b): raise {}\n"
         "c.plan = plan\n"
         f"sys.argv[1:] = {shlex.split(_PLAN)!r}\n"

@@ -9,7 +9,7 @@ import torch
 from ranks import run_threads
 
 from hybridengine import Communicator
-from hybridengine.clipping import clip, global_norm, norm_of, sums_of_squares
+from hybridengine.two_step.clipping import clip, global_norm, norm_of, sums_of_squares
 
 
 def test_the_norm_of_pieces_on_every_rank():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridengine import cli
+from hybridengine.command import cli
 
 pytestmark = pytest.mark.python
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridengine.families import FAMILIES
-from hybridengine.mapping import MAPPINGS
+from hybridengine.layouts.families import FAMILIES
+from hybridengine.layouts.mapping import MAPPINGS
 
 pytestmark = pytest.mark.static
 

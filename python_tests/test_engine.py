@@ -13,8 +13,8 @@ import torch
 from ranks import run_ranks, run_threads, thread_outcomes
 
 from hybridengine import Communicator, Layout, Resharder, UsageError, _core, plan, reshard
+from hybridengine.layouts.spec import Spec
 from hybridengine.overlap import Strided
-from hybridengine.spec import Spec
 
 pytestmark = pytest.mark.threads
 

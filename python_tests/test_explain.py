@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from hybridengine import explain
-from hybridengine.planning import bind_both, plan
-from hybridengine.spec import Spec
+from hybridengine.command import explain
+from hybridengine.layouts.planning import bind_both, plan
+from hybridengine.layouts.spec import Spec
 
 pytestmark = pytest.mark.python
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hybridengine import _core, info
+from hybridengine import _core
+from hybridengine.command import info
 
 pytestmark = pytest.mark.python
 

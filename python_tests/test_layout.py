@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridengine._core import UsageError
-from hybridengine.families import FAMILIES
-from hybridengine.grammar import format_ranks, parse_ranks
-from hybridengine.layout import Layout, LayoutRule
-from hybridengine.mapping import Mapping, Weight, column
-from hybridengine.spec import Spec
+from hybridengine.layouts.families import FAMILIES
+from hybridengine.layouts.grammar import format_ranks, parse_ranks
+from hybridengine.layouts.layout import Layout, LayoutRule
+from hybridengine.layouts.mapping import Mapping, Weight, column
+from hybridengine.layouts.spec import Spec
 
 
 def plain_spec(*shapes, dtype="float32"):

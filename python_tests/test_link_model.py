@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hybridengine import link_model
+from hybridengine.collective import link_model
 
 pytestmark = pytest.mark.python
 

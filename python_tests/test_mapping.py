@@ -3,9 +3,9 @@
 import pytest
 
 from hybridengine._core import UsageError
-from hybridengine.layout import Layout, LayoutRule
-from hybridengine.mapping import MAPPINGS, Mapping, Weight, column, get_mapping, row
-from hybridengine.spec import Spec
+from hybridengine.layouts.layout import Layout, LayoutRule
+from hybridengine.layouts.mapping import MAPPINGS, Mapping, Weight, column, get_mapping, row
+from hybridengine.layouts.spec import Spec
 
 
 def tiny_config(architecture, **changes):

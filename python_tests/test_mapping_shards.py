@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from hybridengine.families import vllm_stages
-from hybridengine.layout import Layout
-from hybridengine.mapping import MAPPINGS, Mapping, Weight, column
-from hybridengine.spec import Spec
+from hybridengine.layouts.families import vllm_stages
+from hybridengine.layouts.layout import Layout
+from hybridengine.layouts.mapping import MAPPINGS, Mapping, Weight, column
+from hybridengine.layouts.spec import Spec
 
 HEADS, KV_HEADS = 8, 2
 

@@ -10,7 +10,7 @@ import torch
 from ranks import run_threads
 
 from hybridengine import Communicator, LayoutRule, Spec, UsageError, reshard
-from hybridengine.model_config import config_of
+from hybridengine.layouts.model_config import config_of
 
 # Not under sanitizers: gloo's threads, of which they know nothing, are in this process.
 pytestmark = pytest.mark.python

@@ -6,14 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from hybridengine import smollm2
 from hybridengine._core import UsageError
 from hybridengine.checkpoint import read_header, write_bfloat16
-from hybridengine.gguf_file import checkpoint_name, half_split_rows
-from hybridengine.layout import LayoutRule
-from hybridengine.models import model_names, resolve
-from hybridengine.presets import PRESETS
-from hybridengine.spec import Spec
+from hybridengine.layouts.layout import LayoutRule
+from hybridengine.layouts.spec import Spec
+from hybridengine.models import smollm2
+from hybridengine.models.gguf_file import checkpoint_name, half_split_rows
+from hybridengine.models.models import model_names, resolve
+from hybridengine.models.presets import PRESETS
 
 pytestmark = pytest.mark.python
 

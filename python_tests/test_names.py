@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridengine import UsageError
-from hybridengine.names import canonical_names, check_matched, unwrapped
+from hybridengine.layouts.names import canonical_names, check_matched, unwrapped
 
 pytestmark = pytest.mark.python
 

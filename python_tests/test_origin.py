@@ -12,7 +12,7 @@ import torch
 from ranks import run_ranks, run_threads, thread_outcomes
 
 from hybridengine import Communicator, Resharder, UsageError
-from hybridengine.origin import Origin
+from hybridengine.resharding.origin import Origin
 from hybridengine.tensors import held_by
 
 pytestmark = pytest.mark.python

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridengine import Layout, LayoutRule, Spec, UsageError, _core
-from hybridengine.ownership import owners_for
+from hybridengine.two_step.ownership import owners_for
 
 
 def owners(text: str, spec: Spec, dtype: str = "float32") -> _core.Layout:

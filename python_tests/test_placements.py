@@ -10,8 +10,8 @@ import torch
 from ranks import run_ranks, run_threads
 
 from hybridengine import Communicator, Layout, UsageError, reshard
-from hybridengine.placements import MeshPlan, Placement, _cuts, own_boxes, placed_layout
-from hybridengine.spec import Spec
+from hybridengine.layouts.placements import MeshPlan, Placement, _cuts, own_boxes, placed_layout
+from hybridengine.layouts.spec import Spec
 
 pytestmark = pytest.mark.python
 

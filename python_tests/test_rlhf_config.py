@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridengine import cli
+from hybridengine.command import cli
 from hybridengine.rlhf.config.describe import annotated_yaml, value_at
 from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.loading import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridengine import cli
+from hybridengine.command import cli
 from hybridengine.rlhf import algorithms
 from hybridengine.rlhf.config.describe import config_markdown
 from hybridengine.rlhf.config.keys import entries, sections

@@ -116,7 +116,7 @@ def test_the_offline_example(tmp_path: Path, tiny: Path) -> None:
 
 def test_the_example_with_real_weights(tmp_path: Path) -> None:
     from hybridengine import UsageError
-    from hybridengine.models import resolve
+    from hybridengine.models.models import resolve
 
     try:
         resolve("smollm2-135m").open()

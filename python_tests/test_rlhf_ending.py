@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridengine import UsageError, cli, farewell
+from hybridengine import UsageError
+from hybridengine.command import cli, farewell
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.trainer import report

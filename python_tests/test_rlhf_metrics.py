@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridengine import cli
+from hybridengine.command import cli
 from hybridengine.rlhf.logging.metrics import SECTIONS, find_metric, metrics_markdown
 
 pytestmark = pytest.mark.python

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rlhf_small_run import MODEL
 
-from hybridengine import UsageError, farewell
+from hybridengine import UsageError
+from hybridengine.command import farewell
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.folder import RunFolder

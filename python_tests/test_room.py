@@ -9,8 +9,10 @@ import time
 import pytest
 from small_checkpoint import CONFIG
 
-from hybridengine import LayoutRule, Spec, UsageError, _core, cli, patience, room
-from hybridengine.planning import bind_both, plan
+from hybridengine import LayoutRule, Spec, UsageError, _core
+from hybridengine.command import cli, patience
+from hybridengine.layouts import room
+from hybridengine.layouts.planning import bind_both, plan
 
 pytestmark = pytest.mark.python
 
@@ -75,8 +77,9 @@ def test_70b_on_512_ranks_a_side_is_answered_in_one_line(monkeypatch, capsys):
 
 def test_the_memory_of_a_move_is_not_more_than_estimated():
     code = (
-        "import re, sys; from hybridengine import _core, models, room;"
-        "from hybridengine.planning import bind_both;"
+        "import re, sys; from hybridengine import _core; from hybridengine.layouts import room;"
+        "from hybridengine.layouts.planning import bind_both;"
+        "from hybridengine.models import models;"
         "status = lambda: open('/proc/self/status').read();"
         "most = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', status())[1]);"
         "spec = models.resolve('llama-3.1-8b').spec;"
@@ -120,7 +123,7 @@ def _refuse() -> None:
 
 def test_ctrl_c_ends_a_plan_under_way():
     code = (
-        "import sys; from hybridengine import cli, patience; patience._SILENT_S = 0;"
+        "import sys; from hybridengine.command import cli, patience; patience._SILENT_S = 0;"
         "sys.exit(cli.run(sys.argv[1:]))"
     )
     line = ["plan", "--model", "llama-3.1-70b", "--src", "fsdp2(128)", "--dst", "vllm(tp=8,dp=16)"]

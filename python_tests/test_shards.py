@@ -4,9 +4,9 @@ import pytest
 import torch
 from small_checkpoint import write_checkpoint
 
-from hybridengine.models import resolve
-from hybridengine.planning import bind_both
-from hybridengine.shards import count_mismatched, load_shards
+from hybridengine.layouts.planning import bind_both
+from hybridengine.models.models import resolve
+from hybridengine.models.shards import count_mismatched, load_shards
 from hybridengine.tensors import num_different
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.python
 
 _HEAD = """
 import signal, sys, time
-from hybridengine import signals
+from hybridengine.command import signals
 def say(word):
     print(word, flush=True)
 """
@@ -87,7 +87,7 @@ def test_what_is_ignored_stays_ignored():
 
 
 def test_handlers_are_as_before_afterwards():
-    from hybridengine import signals
+    from hybridengine.command import signals
 
     before = [signal.getsignal(number) for number in signals.ENDING]
     with signals.unwind_on_signals():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybridengine._core import UsageError
-from hybridengine.spec import ModelConfig, Spec
+from hybridengine.layouts.spec import ModelConfig, Spec
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

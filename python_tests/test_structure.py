@@ -39,11 +39,11 @@ _GENERATED = {"build_facts.h": {"bindings"}}
 
 # Files of the core package that import torch besides tensors.py, each with its reason.
 _TORCH_EXCEPTIONS = {
-    "background.py": "gives a torch Future to those who ask for one",
+    "collective/background.py": "gives a torch Future to those who ask for one",
     "comm.py": "meets through the store of torch.distributed when a process group exists",
     "launch.py": "local ranks and torchrun's environment",
-    "models.py": "reads checkpoints into torch tensors",
-    "optimizers.py": "optimizers are torch's, and so are their parameters",
+    "models/models.py": "reads checkpoints into torch tensors",
+    "two_step/optimizers.py": "optimizers are torch's, and so are their parameters",
 }
 # Packages built on top of the core; there torch is at home.
 _ABOVE_THE_CORE = {"integrations", "rlhf"}

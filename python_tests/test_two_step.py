@@ -85,7 +85,7 @@ def test_ops_and_tied_weights(grad_op, tie):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_masters_of_many_blocks(monkeypatch, optimizer):
     """Their number changes nothing but the optimizer's parameters."""
-    monkeypatch.setattr("hybridengine.optimizers._BLOCK_ELEMS", 5)
+    monkeypatch.setattr("hybridengine.two_step.optimizers._BLOCK_ELEMS", 5)
     case = Case(spec_of("bfloat16"), "replicated(2)", "vllm(tp=2)", 2, optimizer, max_norm=1.0)
     check(case, 2)
 

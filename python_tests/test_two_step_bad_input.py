@@ -10,7 +10,7 @@ import torch
 from two_step_scenarios import OPTIMIZERS, Net, give, on_two
 
 from hybridengine import Communicator, TwoStep, UsageError
-from hybridengine.optimizers import prove_element_wise
+from hybridengine.two_step.optimizers import prove_element_wise
 
 pytestmark = pytest.mark.python
 

@@ -7,7 +7,7 @@ import sys
 from rich.cells import cell_len
 from terminal import run_in_terminal, shown
 
-from hybridengine.visible import cut, rows_of, visible, wrapped
+from hybridengine.command.visible import cut, rows_of, visible, wrapped
 
 
 def test_text_is_one_line_that_shows_what_it_is() -> None:

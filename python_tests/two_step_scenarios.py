@@ -17,8 +17,8 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from hybridengine import Communicator, Layout, LayoutRule, Spec, TwoStep
-from hybridengine.clipping import clip, norm_of, sums_of_squares
-from hybridengine.ownership import owners_for
+from hybridengine.two_step.clipping import clip, norm_of, sums_of_squares
+from hybridengine.two_step.ownership import owners_for
 
 Tensors = dict[str, torch.Tensor]
 

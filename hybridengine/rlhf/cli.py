@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from hybridengine import _core
-from hybridengine.command_line import NO_VALUE
+from hybridengine.command.command_line import NO_VALUE
 
 EPILOG = "Every key: docs/config.md, or hybridengine train --print-config."
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridengine import models as presets
 from hybridengine._core import UsageError
 from hybridengine.checkpoint import checkpoint_files, read_header, read_json
-from hybridengine.mapping import MAPPINGS, find_mapping
+from hybridengine.layouts.mapping import MAPPINGS, find_mapping
+from hybridengine.layouts.spec import Spec
+from hybridengine.models import models as presets
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config, Model
-from hybridengine.spec import Spec
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")

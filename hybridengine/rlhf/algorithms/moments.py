@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from hybridengine import collectives
+from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms.masks import check_number, check_shapes, widen
 

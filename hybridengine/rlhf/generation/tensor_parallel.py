@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from hybridengine._core import UsageError
-from hybridengine.collectives import all_gather, all_reduce
+from hybridengine.collective.collectives import all_gather, all_reduce
 from hybridengine.comm import Communicator
-from hybridengine.layout import Layout
-from hybridengine.spec import Spec
+from hybridengine.layouts.layout import Layout
+from hybridengine.layouts.spec import Spec
 
 _ROWS = ("o_proj", "down_proj")  # cut by input features: what they give is a partial sum
 _CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from hybridengine.processes.search_path import search_path
 from hybridengine.rlhf.config.schema import Reward
 from hybridengine.rlhf.rewards.frames import Frames
 from hybridengine.rlhf.rewards.scoring import Item
-from hybridengine.search_path import search_path
 
 # Far above what a start takes on a machine that is overloaded.
 START_S = 120.0

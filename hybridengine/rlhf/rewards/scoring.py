@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hybridengine.command.visible import visible
 from hybridengine.rlhf.config.schema import Reward
 from hybridengine.rlhf.rewards.binding import Term, bind_rewards
-from hybridengine.visible import visible
 
 if TYPE_CHECKING:
     import asyncio

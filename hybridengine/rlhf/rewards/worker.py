@@ -14,9 +14,9 @@ import socket
 import sys
 
 from hybridengine._core import UsageError
+from hybridengine.command.streams import open_streams
 from hybridengine.rlhf.rewards.frames import Frames
 from hybridengine.rlhf.rewards.scoring import Scorer
-from hybridengine.streams import open_streams
 
 
 def serve(frames: Frames) -> None:

@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from hybridengine import farewell
 from hybridengine._core import UsageError
+from hybridengine.command import farewell
 from hybridengine.rlhf.config.loading import save_config
 from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from hybridengine._core import UsageError
-from hybridengine.explain import human_bytes
+from hybridengine.command.explain import human_bytes
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import step_of, whole_checkpoints

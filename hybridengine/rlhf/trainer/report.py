@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hybridengine.command.visible import rows_of, visible, wrapped
 from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.trainer.artifacts import FitSummary, Sample, Summary
-from hybridengine.visible import rows_of, visible, wrapped
 
 # What a run may leave, and what it is for.
 _LEFT = {

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from hybridengine import collectives
 from hybridengine._core import UsageError
+from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.config import roles
 

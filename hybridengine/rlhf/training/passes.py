@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hybridengine import collectives
 from hybridengine._core import UsageError
+from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.balance import micro_batches
 from hybridengine.rlhf.batch import Batch

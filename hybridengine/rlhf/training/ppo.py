@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hybridengine import collectives
+from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms import (
     Counts,

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ray
 
 from hybridengine._core import UsageError
+from hybridengine.processes.search_path import search_path
 from hybridengine.rlhf.config import schema
 from hybridengine.rlhf.workers import placement, transfer
 from hybridengine.rlhf.workers.local_ray import LocalRay, token_environment
 from hybridengine.rlhf.workers.reference import Reference
-from hybridengine.search_path import search_path
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.workers.pool import Pool

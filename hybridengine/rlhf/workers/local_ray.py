@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hybridengine._core import TransportError
-from hybridengine.socket_folder import socket_parent
+from hybridengine.processes.socket_folder import socket_parent
 
 # The longest path of Ray's sockets, and a bit:
 # /he-ray.xxxxxxxx/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store

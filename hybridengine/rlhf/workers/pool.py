@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridengine._core import UsageError
+from hybridengine.processes.search_path import current_folder
 from hybridengine.rlhf.workers import placement
 from hybridengine.rlhf.workers.cluster import Cluster
 from hybridengine.rlhf.workers.group import WorkerGroup, sending
@@ -21,7 +22,6 @@ from hybridengine.rlhf.workers.placement import PoolSpec
 from hybridengine.rlhf.workers.rank import WATCH, RankProcess
 from hybridengine.rlhf.workers.role import Role
 from hybridengine.rlhf.workers.waiting import Call, wait_for
-from hybridengine.search_path import current_folder
 
 # Every rank computes on one thread unless its pool's env says otherwise: threads of several ranks
 # that spin for work starve each other. Nothing is looked up on the network while ranks start.

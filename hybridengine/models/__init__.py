@@ -1,0 +1,1 @@
+"""Models that a command or an example can name, and how their files are read."""

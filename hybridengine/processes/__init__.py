@@ -1,0 +1,1 @@
+"""What processes that we start are given: modules, sockets, a server to fork from."""

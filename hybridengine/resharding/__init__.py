@@ -1,0 +1,1 @@
+"""Weights from one layout to another, on real ranks."""

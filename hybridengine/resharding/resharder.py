@@ -1,0 +1,358 @@
+"""reshard: from one layout to another, moving only the bytes that each rank lacks.
+
+A Resharder agrees and plans once and runs as often as weights change; reshard() is one run of one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hybridengine.tensors as memory
+from hybridengine import _core
+from hybridengine._core import UsageError
+from hybridengine.comm import Communicator
+from hybridengine.layouts.planning import DEFAULT_BUCKET_BYTES, LayoutLike
+from hybridengine.options import callable_
+from hybridengine.resharding.agree import (
+    Part,
+    Statement,
+    check_roles,
+    gather,
+    same_everywhere,
+)
+from hybridengine.resharding.arguments import communicator_for, read_arguments
+from hybridengine.resharding.binding import bind
+from hybridengine.resharding.fit import in_order
+from hybridengine.resharding.fresh import FreshTensors
+from hybridengine.resharding.origin import Origin
+from hybridengine.resharding.replicas import check_replicas
+from hybridengine.resharding.report import Report
+from hybridengine.resharding.views import find_views
+from hybridengine.wording import counted
+
+# A stream hands tensors over in order: its buckets are this much smaller, so that staging and the
+# tensors that are being filled stay within three buckets beside the largest tensor.
+_STREAM_SHARE = 4
+
+
+class Resharder:
+    """Moves a model's weights from layout `src` to layout `dst`, again and again.
+
+    Making one is collective: all ranks of the communicator take part, also those of neither layout.
+    It keeps `model`'s tensors (and `out`) and reads what they hold anew at each run; a model that
+    has other tensors by then needs another Resharder, and a run says so.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        src: LayoutLike,
+        dst: LayoutLike,
+        *,
+        comm: Communicator | None = None,
+        out: Mapping[str, Any] | None = None,
+        dtype: Any = None,
+        bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
+        transport: str = "auto",
+        verify: bool = False,
+        timeout: float | None = None,
+        alias: bool = False,
+        partial: bool = False,
+        buffers: bool = False,
+    ) -> None:
+        """As reshard(). `partial=True` moves only what `out=` names and the model has; every rank
+        of `dst` passes it, and the report counts both."""
+        self.comm = communicator_for(comm, transport)
+        self.verify, self.alias = verify, alias
+        self.report: Report | None = None
+        self._stream_schedule: tuple[Any, int] | None = None
+        self._tables = _core.SourceTables()
+        with self.comm.between_calls():
+            mine = read_arguments(
+                src,
+                dst,
+                model,
+                out,
+                dtype=dtype,
+                bucket_bytes=bucket_bytes,
+                timeout=timeout,
+                verify=verify,
+                alias=alias,
+                partial=partial,
+                buffers=buffers,
+            )
+            statements = gather(self.comm, mine.statement)
+            rules, held = (mine.src, mine.dst), mine.held
+            check_roles(statements, tuple(mine.src.ranks), tuple(mine.dst.ranks))
+            parts: list[Part] = []
+            error = ""
+            try:
+                kind = memory.parse_dtype(dtype)
+                self.src, self.dst = bind(*rules, statements, kind, partial=partial, parts=parts)
+                self.spec = self.src.spec
+                self._plan(mine.bucket_bytes, parts)
+                self._take_memory(held, mine.out, partial)
+            except UsageError as fault:
+                error = str(fault)
+            same_everywhere(self.comm, error, parts)
+        self.timeout = mine.timeout
+        self._origin = None if held is None else Origin(model, held)
+        self._prepare(statements)
+
+    def _prepare(self, statements: list[Statement]) -> None:
+        """What every run needs, from what all ranks agreed on."""
+        self._readable = [rank for rank, each in enumerate(statements) if each.contiguous]
+        self._streamable = all(each.out is None for each in statements)
+        names = statements[0].options["dst_names"]
+        kept = names == "kept" or (names == "plain" and self.spec.config is None)
+        self._aliases = self.spec.aliases if kept else []
+        self._rows = self.dst.locals(self.comm.rank)
+        self._names = [name for name, _, _ in self._rows]
+        self._padded = set(self.dst.core.padded(self.comm.rank))
+        self._aliased = [i for i, name in enumerate(self._names) if name in self._views]
+        bounds = {row["rank"]: row["bound_bytes"] for row in self.plan.certificate.ranks}
+        self._bound_bytes = bounds.get(self.comm.rank, 0)
+        self._written = None if self._targets is None else self._by_name(self._targets)
+        self._fresh = FreshTensors(self.dst, self.comm)
+        self._runs = 0
+        self._read = self.comm.core.pull and any(each.out is not None for each in statements)
+        lowest = statements[min(self.src.ranks)]
+        self._counts = (len(lowest.rows or []), len(self.spec.tensors))
+
+    def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
+        self.plan = _core.make_plan(self.src.core, self.dst.core)
+        self.schedule = _core.make_schedule(self.plan, bucket_bytes)
+        self._digest = self.schedule.digest()
+        parts.append(Part("schedule", self._digest, lambda: str(self.schedule)))
+        if _core.env_check():
+            self.plan.check()
+            self.schedule.check()
+        _dump(self.comm.rank, self.plan, self.schedule)
+
+    def _take_memory(
+        self, held: memory.Held | None, out: memory.Writable | None, partial: bool
+    ) -> None:
+        """Puts the tensors into layout order. Throws UsageError on one that does not fit."""
+        self._sources: list[Any] = []
+        self._targets: list[Any] | None = None
+        self._views: dict[str, Any] = {}
+        road = f"{self.src.text} -> {self.dst.text}"
+        aliases, dst = self.spec.aliases, self.dst.text
+        put = functools.partial(in_order, aliases=aliases, partial=partial, road=road, dst=dst)
+        rank = self.comm.rank
+        if held is not None:
+            given = held.tensors | {alias: held.tensors[name] for alias, name in held.aliases}
+            self._sources = put(self.src, rank, given, held.placements, side="model")
+        if out is not None:
+            self._targets = put(self.dst, rank, out.tensors, out.placements, side="out")
+            stored = {name for name, _, _ in self.dst.locals(rank)}
+            tied = [(alias, name) for alias, name in self.spec.aliases if alias not in stored]
+            memory.check_apart(out.tensors, held.tensors if held is not None else {}, tied)
+        if self.alias and self.src.core.op != "copy":
+            raise UsageError(
+                f"views of {self.src.text} would show contributions, not their {self.src.core.op}. "
+                "Leave alias out."
+            )
+        if self.alias:
+            self._views = find_views(self.src, self.dst, self.comm.rank, self._sources)
+
+    def run(self) -> dict[str, Any]:
+        """Moves the weights as they are now. Returns this rank's destination tensors by the names
+        of the destination: fresh memory, or `out`'s tensors, or views (`alias=True`).
+
+        Throws TransportError or TimeoutError where a rank fails; the destination is then undefined
+        and the communicator dead.
+        """
+        self._check_sources()
+        if self._runs == 1:
+            self._use_huge_pages()
+        self._runs += 1
+        aliased = self._aliased if self._targets is None else []
+        with self.comm.call(self.timeout):
+            targets = self._targets
+            if targets is None:
+                targets = self._fresh.make()
+                for i in aliased:
+                    targets[i] = self._views[self._names[i]]
+            execution = self._execution(
+                self.schedule,
+                targets,
+                aliased=aliased,
+                plan=self._digest,
+                readable=self._readable,
+            )
+            execution.advance()
+        self._set_report(execution, [self._names[i] for i in aliased])
+        return self._by_name(targets) if self._written is None else self._written.copy()
+
+    def __repr__(self) -> str:
+        what = f"{self.src.text!r} -> {self.dst.text!r}, {counted(self._counts[1], 'tensor')}"
+        return f"Resharder({what}, rank {self.comm.rank} of {self.comm.world}, run {self._runs} x)"
+
+    def _check_sources(self) -> None:
+        """Before a run: that this rank's tensors are those of the constructor, and with `verify`
+        that replicas agree."""
+        if self._origin is not None:
+            with self.comm.between_calls(spare=()):
+                self._origin.check()
+        if self.verify:
+            check_replicas(self.comm, self.src, self._sources)
+
+    def _execution(self, schedule: Any, targets: list[Any], **options: Any) -> Any:
+        with self._naming(targets):
+            return _core.Execution(
+                self.comm.core,
+                schedule,
+                self._tables,
+                self._sources,
+                targets,
+                verify=self.verify,
+                **options,
+            )
+
+    @contextmanager
+    def _naming(self, targets: list[Any]) -> Iterator[None]:
+        """The core knows memory and no names: says which tensor changed, or has none any more."""
+        try:
+            yield
+        except UsageError:
+            if self._origin is not None:
+                self._origin.compare()
+            sources = [name for name, _, _ in self.src.locals(self.comm.rank)]
+            memory.check_readable(dict(zip(sources, self._sources, strict=False)))
+            memory.check_readable(dict(zip(self._names, targets, strict=False)))
+            raise
+
+    def _use_huge_pages(self) -> None:
+        """Once, before the second run: what is read where it lies is then read at full speed. It
+        takes about 5 ms per MB, so not for a reshard that is done once."""
+        if self._read:
+            targets = self._targets or []
+            with self.comm.between_calls(spare=()), self._naming(targets):
+                _core.collapse(self._sources)
+                _core.collapse(targets)
+
+    def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
+        """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
+        on this rank, in plan order, without holding them: memory stays within three buckets and
+        the largest local tensor. The tensor is the callee's.
+
+        What `on_tensor` raises goes to the caller here and reaches every other rank as a
+        TransportError that quotes it.
+        """
+        callable_("on_tensor", on_tensor)
+        if not self._streamable:
+            raise UsageError(
+                "stream() hands tensors over instead of writing into out. Leave out= out of this "
+                "Resharder, or use run()."
+            )
+        if self.src.core.op != "copy":
+            raise UsageError(f"{self.src.text} cannot be streamed. Use run().")
+        if self._stream_schedule is None:
+            size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
+            schedule = _core.make_schedule(self.plan, size, in_order=True)
+            self._stream_schedule = (schedule, schedule.digest())
+        schedule, digest = self._stream_schedule
+        self._check_sources()
+        seconds: dict[str, list[str]] = {}
+        for alias, name in self._aliases:
+            seconds.setdefault(name, []).append(alias)
+        open_tensors: dict[int, Any] = {}
+        with self.comm.call(self.timeout):
+            execution = self._execution(
+                schedule, [], plan=digest, open_bytes=2 * schedule.bucket_bytes
+            )
+            while (event := execution.advance())[0] != "done":
+                kind, local = event
+                name, shape, dtype = self._rows[local]
+                if kind == "need":
+                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in self._padded)
+                    execution.provide(local, open_tensors[local])
+                    continue
+                tensor = open_tensors.pop(local)
+                execution.release(local)
+                for each in (name, *seconds.get(name, ())):
+                    on_tensor(each, tensor)
+                del tensor  # the callee's alone, before memory for the next is made
+        self._set_report(execution, [])
+
+    def _by_name(self, targets: list[Any]) -> dict[str, Any]:
+        """Destination tensors, in layout order, by their names and those of tied tensors."""
+        result = dict(zip(self._names, targets, strict=True))
+        for alias, name in self._aliases:
+            if name in result:
+                result[alias] = result[name]
+        return result
+
+    def _set_report(self, execution: Any, aliased: list[str]) -> None:
+        self.report = Report.from_core(
+            execution.report(),
+            rank=self.comm.rank,
+            transport=self.comm.transport,
+            bound_bytes=self._bound_bytes,
+            tensors_sent=self._counts[0],
+            tensors_applied=self._counts[1],
+            aliased=aliased,
+        )
+
+
+def reshard(
+    model: Any,
+    src: LayoutLike,
+    dst: LayoutLike,
+    *,
+    comm: Communicator | None = None,
+    out: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
+    transport: str = "auto",
+    verify: bool = False,
+    timeout: float | None = None,
+    alias: bool = False,
+    buffers: bool = False,
+) -> dict[str, Any]:
+    """Moves a model's weights from layout `src` to layout `dst` and returns the destination's
+    local tensors by the destination's names ({} on a rank outside of dst).
+
+    Collective over `comm` (default: the default torch.distributed group); ranks of layouts are
+    ranks of it. `model`: a module (DTensors too) or a dict of local tensors; None on ranks outside
+    of `src`. `src`, `dst`: a string such as 'fsdp2(8)' or 'vllm(tp=4,dp=2)@0-7', a LayoutRule, or
+    a Layout. `out`: tensors to write into, by destination name; padding in them stays as it is.
+    `dtype`: converts floating tensors on the way (round to nearest even). `bucket_bytes`: size of
+    a fusion buffer, a number or a text such as '32M'; results do not depend on it. `transport`:
+    "auto" or a name. `verify`: compares a digest of every bucket at both ends. `timeout`: seconds
+    without progress. `alias`: destination tensors that lie whole in a source tensor of this rank
+    are views of it. `buffers`: also those buffers of a module that are not persistent, which its
+    state_dict() leaves out.
+
+    Throws UsageError (on every rank, before anything is written) on arguments or tensors that do
+    not fit, TransportError where a rank died or failed, TimeoutError where one does not answer.
+    """
+    resharder = Resharder(
+        model,
+        src,
+        dst,
+        comm=comm,
+        out=out,
+        dtype=dtype,
+        bucket_bytes=bucket_bytes,
+        transport=transport,
+        verify=verify,
+        timeout=timeout,
+        alias=alias,
+        buffers=buffers,
+    )
+    return resharder.run()
+
+
+def _dump(rank: int, plan: Any, schedule: Any) -> None:
+    """Prints plan and schedule into the folder of HYBRIDENGINE_DUMP; rank 0's are everyone's."""
+    folder = _core.env_dump()
+    if folder and rank == 0:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "plan.txt").write_text(str(plan))
+        (Path(folder) / "schedule.txt").write_text(str(schedule))

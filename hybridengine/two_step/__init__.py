@@ -1,0 +1,1 @@
+"""An optimizer's update and the reshard in one movement."""
