@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import engine_scenarios as scenarios
 import pytest
 import tiny_models as tiny
 import torch
 from ranks import run_ranks, run_threads, thread_outcomes
+from transport_world import GRANTED
 
-from hybridengine import Communicator, Layout, Resharder, UsageError, _core, plan, reshard
+from hybridengine import (
+    Communicator,
+    Layout,
+    Resharder,
+    TransportError,
+    UsageError,
+    _core,
+    empty,
+    plan,
+    reshard,
+)
 from hybridengine.layouts.spec import Spec
 from hybridengine.overlap import Strided
 
@@ -195,6 +208,44 @@ def test_an_execution_checks_its_memory():
     assert "another number of destination tensors" in said[1]
     assert "'w' has a wrong shape: [8] on rank 0" in said[2]
     assert "'w' has a wrong element type: float16 on rank 0" in said[3]
+
+
+def test_a_grant_past_the_end_of_memory_is_refused():
+    """An offset so large that adding the size of the bucket wraps around."""
+    schedule = plan(Spec.from_tensors([("w", (4096,), "float32")]), "hf", "hf@1")
+    comm = _core.Communicator("loopback", 0, 2, "too-far", 20.0, 20.0)
+    peer = _core.Endpoint.make("loopback", 1, 2, "too-far")
+    addresses = [comm.address(), peer.address()]
+    meeting = threading.Thread(target=peer.connect, args=(addresses, 20.0))
+    meeting.start()
+    comm.connect(addresses)
+    meeting.join()
+    peer.set_board(1, heartbeat_ns=time.monotonic_ns(), call=1)
+    comm.enter()
+    execution = _core.Execution(comm, schedule, _core.SourceTables(), [torch.ones(4096)], [])
+    peer.send(0, GRANTED, 0, call=1, offset=(1 << 64) - 4)
+    with pytest.raises(TransportError, match="a slot that no memory has"):
+        execution.advance()
+    comm.close()
+    peer.close()
+
+
+def test_a_segment_that_is_too_small_is_refused():
+    """Nothing is written where a peer's memory ends before its tensors do."""
+    sizes = (4096, 64)  # that the two ranks believe in
+
+    def main(comm: Communicator) -> str:
+        spec = Spec.from_tensors([("w", (sizes[comm.rank],), "float32")])
+        schedule = plan(spec, "hf", "hf@1")
+        into = list(empty(Layout.hf(ranks=[1]).bind(spec), comm.rank).values())
+        mine = [torch.ones(sizes[0])] if comm.rank == 0 else []
+        with pytest.raises(TransportError) as raised, comm.call():
+            _core.Execution(comm.core, schedule, _core.SourceTables(), mine, into).advance()
+        return str(raised.value)
+
+    assert (
+        "memory that its tensors do not fit into" in run_threads(2, main, transport="loopback")[0]
+    )
 
 
 @pytest.mark.slow

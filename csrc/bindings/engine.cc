@@ -1,10 +1,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/memory.h"
 #include "engine/execution.h"
+#include "engine/fresh_memory.h"
 #include "engine/huge_pages.h"
 
 namespace py = pybind11;
@@ -21,15 +24,20 @@ class BoundExecution {
  public:
   BoundExecution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
                  const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
-                 RunOptions options)
-      : execution_(comm, std::move(schedule), tables, sources(src), targets(dst), aliased,
-                   std::move(options)) {}
+                 RunOptions options) {
+    std::vector<TensorMemory> sources =
+        borrow(src, [](py::handle each) { return borrow_memory(each); });
+    std::vector<TensorMemory> targets = borrow(dst, borrow_writable);
+    const py::gil_scoped_release release;  // staging is reserved
+    execution_.emplace(comm, std::move(schedule), tables, std::move(sources), std::move(targets),
+                       aliased, std::move(options));
+  }
 
   py::tuple advance() {
     Event event;
     {
       py::gil_scoped_release release;
-      event = execution_.advance();
+      event = execution_->advance();
     }
     constexpr const char* kNames[] = {"done", "need", "finished"};
     return py::make_tuple(kNames[static_cast<int>(event.kind)], event.local);
@@ -37,32 +45,26 @@ class BoundExecution {
 
   void provide(int32_t local, const py::object& tensor) {
     provided_[py::int_(local)] = tensor;
-    execution_.provide(local, to_memory(borrow_writable(tensor)));
+    execution_->provide(local, to_memory(borrow_writable(tensor)));
   }
 
   /// The caller took a finished tensor: it may be gone from now on.
   void release(int32_t local) { provided_.attr("pop")(local); }
 
-  const Report& report() const { return execution_.report(); }
+  const Report& report() const { return execution_->report(); }
 
  private:
-  std::vector<TensorMemory> sources(const py::list& tensors) {
+  template <class Borrow>
+  std::vector<TensorMemory> borrow(const py::list& tensors, const Borrow& borrow_one) {
     std::vector<TensorMemory> memory;
-    for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_memory(tensor)));
-    kept_.append(tensors);
-    return memory;
-  }
-
-  std::vector<TensorMemory> targets(const py::list& tensors) {
-    std::vector<TensorMemory> memory;
-    for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_writable(tensor)));
+    for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_one(tensor)));
     kept_.append(tensors);
     return memory;
   }
 
   py::list kept_;
   py::dict provided_;
-  Execution execution_;
+  std::optional<Execution> execution_;
 };
 
 py::dict to_dict(const Report& report) {
@@ -80,6 +82,7 @@ py::dict to_dict(const Report& report) {
   result["buckets_out"] = report.buckets_out;
   result["direct_buckets"] = report.direct_buckets;
   result["pulled_buckets"] = report.pulled_buckets;
+  result["read_buckets"] = report.read_buckets;
   result["verified_buckets"] = report.verified_buckets;
   py::list pairs;
   for (const PairBytes& pair : report.pairs)
@@ -88,10 +91,33 @@ py::dict to_dict(const Report& report) {
   return result;
 }
 
-}  // namespace
+void bind_fresh_memory(py::module_& module) {
+  const auto buffer_of = [](const Span& span) {
+    return py::buffer_info(reinterpret_cast<unsigned char*>(span.data),
+                           static_cast<py::ssize_t>(span.bytes));
+  };
+  py::class_<Segment, SegmentPtr>(module, "Segment", py::buffer_protocol(),
+                                  "Memory that peers may map; a writable buffer.")
+      .def(py::init([](size_t num_bytes) {
+             const py::gil_scoped_release release;
+             return Segment::make(num_bytes);
+           }),
+           py::arg("num_bytes"))
+      .def_buffer([=](Segment& segment) { return buffer_of(segment.span()); });
+  py::class_<Lease, std::shared_ptr<Lease>>(module, "Lease", py::buffer_protocol(),
+                                            "The right to use a segment; a writable buffer.")
+      .def_buffer([=](Lease& lease) { return buffer_of(lease.span()); });
+  py::class_<FreshMemory, std::shared_ptr<FreshMemory>>(
+      module, "FreshMemory", "Segments for results, lent one at a time and used again.")
+      .def(py::init<size_t>(), py::arg("num_bytes"))
+      .def("lend", &FreshMemory::lend, py::call_guard<py::gil_scoped_release>(),
+           "A segment that nobody uses, as a Lease: whatever is made of it keeps it.")
+      .def_property_readonly("reserve_seconds", &FreshMemory::reserve_seconds,
+                             "How long the last lend() reserved memory.");
+}
 
-/// Bytes of contiguous tensors that lie in huge pages afterwards.
-size_t collapse(const py::list& tensors) {
+/// Memory of contiguous tensors.
+std::vector<Span> spans_of(const py::list& tensors) {
   std::vector<Span> spans;
   for (const py::handle tensor : tensors) {
     const TensorMemory memory = to_memory(borrow_memory(tensor));
@@ -99,24 +125,40 @@ size_t collapse(const py::list& tensors) {
       spans.push_back(
           {memory.data, static_cast<size_t>(memory.shape.num_elems()) * dtype_bytes(memory.dtype)});
   }
-  py::gil_scoped_release release;
+  return spans;
+}
+
+size_t collapse(const py::list& tensors) {
+  const std::vector<Span> spans = spans_of(tensors);
+  const py::gil_scoped_release release;
   size_t collapsed = 0;
   for (const Span& span : spans) collapsed += collapse_to_huge_pages(span);
   return collapsed;
 }
 
-void bind_engine(py::module_& module) {
+void bind_huge_pages(py::module_& module) {
+  using released = py::call_guard<py::gil_scoped_release>;
   module.def("collapse", &collapse, py::arg("tensors"),
              "Backs tensors with huge pages where the kernel can; returns the bytes that are.");
+  py::class_<HugePages>(module, "HugePages", "Backs tensors with huge pages, beside runs.")
+      .def(py::init([](const py::list& tensors) {
+             return std::make_unique<HugePages>(spans_of(tensors));
+           }),
+           py::arg("tensors"))
+      .def("pause", &HugePages::pause, released(), "Before a run.")
+      .def("resume", &HugePages::resume, released(), "After a run.")
+      .def_property_readonly("done", &HugePages::done)
+      .def_property_readonly("collapsed_bytes", &HugePages::collapsed_bytes)
+      .def_property_readonly("seconds", &HugePages::seconds, "Spent so far.");
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  bind_fresh_memory(module);
+  bind_huge_pages(module);
   py::class_<SourceTables>(module, "SourceTables", "Addresses told to peers, kept from run to run.")
       .def(py::init<>());
-  py::class_<Segment, SegmentPtr>(module, "Segment", py::buffer_protocol(),
-                                  "Memory that peers may map; a writable buffer.")
-      .def(py::init(&Segment::make), py::arg("num_bytes"))
-      .def_buffer([](Segment& segment) {
-        return py::buffer_info(reinterpret_cast<unsigned char*>(segment.span().data),
-                               static_cast<py::ssize_t>(segment.span().bytes));
-      });
   module.def(
       "packed_offsets",
       [](const std::shared_ptr<Layout>& layout, Rank rank) {

@@ -29,6 +29,7 @@ struct Report {
   int64_t buckets_out = 0;
   int64_t direct_buckets = 0;  // of those in: written in place by the source
   int64_t pulled_buckets = 0;  // of those in: read where they lay
+  int64_t read_buckets = 0;    // of those out: read by their destination where they lay
   int64_t verified_buckets = 0;
   std::vector<PairBytes> pairs;  // peers with payload, ascending
 };

@@ -65,6 +65,7 @@ bool Execution::take(const Message& message, Rank peer) {
     case MessageKind::kReleased:
       if (!outgoing_open_[id] || bucket.dst != peer) return false;
       note_sent(id, peer);
+      ++report_.read_buckets;
       return true;
     default:
       return false;

@@ -98,9 +98,14 @@ void Execution::send_bucket(const Message& granted, Rank peer) {
     const Stopwatch watch(report_.pack_seconds);
     std::byte* window = nullptr;
     if (granted.value != 0) {
-      place_directly(bucket, comm_.transport().peer_memory()->map(peer, granted.value).data);
+      place_directly(bucket, comm_.transport().peer_memory()->map(peer, granted.value));
     } else {
-      const auto end = granted.offset + static_cast<size_t>(bucket.num_bytes);
+      size_t end = 0;
+      if (__builtin_add_overflow(granted.offset, static_cast<size_t>(bucket.num_bytes), &end))
+        throw TransportError("a peer grants a slot that no memory has",
+                             str_cat("rank ", peer, ", offset ", granted.offset, ", bucket ", id,
+                                     " of ", bucket.num_bytes, " bytes"),
+                             "Do all ranks run the same version?");
       window = comm_.transport().window(peer, end).data + granted.offset;
       pack(bucket, window);
     }
@@ -110,16 +115,22 @@ void Execution::send_bucket(const Message& granted, Rank peer) {
   note_sent(id, peer);
 }
 
-void Execution::place_directly(const Bucket& bucket, std::byte* segment) {
+void Execution::place_directly(const Bucket& bucket, Span segment) {
   const Layout& layout = schedule_->plan().dst();
   auto [offsets, fresh] = peer_offsets_.try_emplace(bucket.dst);
   if (fresh) offsets->second = packed_offsets(layout, bucket.dst);
+  const auto needed = static_cast<size_t>(offsets->second.back());
+  if (segment.bytes < needed)
+    throw TransportError(
+        "a peer grants memory that its tensors do not fit into",
+        str_cat("rank ", bucket.dst, ", segment of ", segment.bytes, " bytes, tensors of ", needed),
+        "Do all ranks run the same version?");
   const int32_t peer_begin = layout.locals_of(bucket.dst).first;
   for (const Item& item : bucket.items) {
     const Place place = schedule_->plan().dst_place(move_of(item), item.box);
     const auto elem_bytes = static_cast<int64_t>(dtype_bytes(move_of(item).dst_dtype));
     const int64_t start = offsets->second[schedule_->plan().dst_local(move_of(item)) - peer_begin];
-    const StridedEnd target{segment + start + place.offset_elems * elem_bytes, place.strides,
+    const StridedEnd target{segment.data + start + place.offset_elems * elem_bytes, place.strides,
                             move_of(item).dst_dtype};
     copy_strided(source_end(item), target, item.box.ndim, item.box.size);
   }

@@ -5,8 +5,7 @@
 //           the bucket has landed; the destination unpacks and grants the slot again. At most
 //           kSlots slots exist, so memory is bounded while ranks work on different buckets at once.
 //   direct  its tensors lie in a segment that peers map: it grants the final places at once, and
-//   the
-//           source writes there. One copy, made by the source.
+//           the source writes there. One copy, made by the source.
 //   pull    the source has said that the bucket is ready where it lies; the destination reads it
 //           into its places and releases it. One copy, made by the destination.
 // Contributions to what this rank owns (see schedule.h) come by slot, so that what is folded is in
@@ -135,7 +134,7 @@ class Execution {
 
   // bucket_copy.cc: what touches payload
   void send_bucket(const Message& granted, Rank peer);
-  void place_directly(const Bucket& bucket, std::byte* segment);
+  void place_directly(const Bucket& bucket, Span segment);
   void pack(const Bucket& bucket, std::byte* window);
   void receive_bucket(const Message& landed, Rank peer);
   void unpack(const Bucket& bucket, const std::byte* slot);

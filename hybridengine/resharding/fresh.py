@@ -1,13 +1,12 @@
 """fresh: destination tensors that nobody else holds.
 
 Where the transport lets peers map memory, they lie in one segment, so that sources write them in
-place. A segment is used again once all tensors of an earlier run in it are gone; so a caller that
-drops its results before the next run causes no allocation.
+place. What a run gives away holds a lease of its segment; when the last tensor, view or array of it
+is gone the memory is used by the next run, or goes back to the system within a second.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import hybridengine.tensors as memory
@@ -18,11 +17,6 @@ from hybridengine.layouts.layout import Layout
 from hybridengine.options import whole
 from hybridengine.wording import kind_of
 
-# Two: one in the caller's hands while the other is filled.
-_KEPT = 2
-# References to a segment that is in the list below and nowhere else, while it is looked at there.
-_UNUSED_REFERENCES = 3
-
 
 class FreshTensors:
     """Makes the local tensors of this rank, again and again."""
@@ -31,35 +25,36 @@ class FreshTensors:
         self._rows = layout.locals(comm.rank)
         self._offsets = _core.packed_offsets(layout.core, comm.rank)
         self._padded = set(layout.core.padded(comm.rank))
-        self._shared = comm.core.direct and self._offsets[-1] > 0
-        self._kept: list[Any] = []
+        shared = comm.core.direct and self._offsets[-1] > 0
+        self._memory = _core.FreshMemory(self._offsets[-1]) if shared else None
+        self.reserve_seconds = 0.0  # of the last make()
 
     def make(self) -> list[Any]:
         """In layout order. Padding is zero, the rest is undefined."""
-        segment = self._segment() if self._shared else None
-        if segment is None:
+        lease = self._lease()
+        if lease is None:
             return [
                 memory.allocate(shape, dtype, zeroed=name in self._padded)
                 for name, shape, dtype in self._rows
             ]
-        tensors = memory.in_segment(segment, self._rows, self._offsets)
+        tensors = memory.in_segment(lease, self._rows, self._offsets)
         for (name, _, _), tensor in zip(self._rows, tensors, strict=True):
             if name in self._padded:
                 tensor.zero_()
         return tensors
 
-    def _segment(self) -> Any:
-        for segment in self._kept:
-            if sys.getrefcount(segment) == _UNUSED_REFERENCES:
-                return segment
+    def _lease(self) -> Any:
+        if self._memory is None:
+            return None
         try:
-            made = _core.Segment(self._offsets[-1])
+            lease = self._memory.lend()
         except UsageError as error:
             _core.log("warn", "engine", f"peers cannot write in place: {error}")
-            self._shared = False
+            self._memory = None
+            self.reserve_seconds = 0.0
             return None
-        self._kept = [*self._kept[-_KEPT + 1 :], made]
-        return made
+        self.reserve_seconds = self._memory.reserve_seconds
+        return lease
 
 
 def empty(layout: Layout, rank: int) -> dict[str, Any]:

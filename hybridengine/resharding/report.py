@@ -26,10 +26,14 @@ class Report:
     buckets_out: int
     direct_buckets: int  # of buckets_in: written in place by the source
     pulled_buckets: int  # of buckets_in: read where they lay
+    read_buckets: int  # of buckets_out: read by their destination where they lay
     verified_buckets: int  # whose digest was compared, with verify=True
     pairs: list[tuple[int, int, int]]  # (peer, received bytes, sent bytes)
     tensors_sent: int  # source tensors of the model
     tensors_applied: int  # of them that have a destination
+    reserve_seconds: float = 0.0  # reserving memory for results, before `seconds`
+    huge_page_bytes: int = 0  # of what is read at every run, in huge pages by now
+    huge_page_seconds: float = 0.0  # that it took so far
     aliased: list[str] = field(default_factory=list)  # destination tensors that are views
 
     @property
