@@ -73,7 +73,10 @@ class Communicator:
         transport = None if transport is None else text("transport", transport)
         _core.refresh_log()
         _core.refresh_trace()
-        (_core.set_thread_rank if transport == "loopback" else _core.set_rank)(rank)
+        if transport == "loopback":
+            _core.set_thread_rank(rank)
+        elif not _open:  # outside of calls a process speaks as the rank of its first communicator
+            _core.set_rank(rank)
         self.timeout: float = _core.env_timeout_s() if timeout is None else timeout
         self.core = _core.Communicator(
             _core.env_transport() if transport is None else transport,
@@ -126,9 +129,9 @@ class Communicator:
         if not self.busy.acquire(blocking=False):
             raise UsageError(self.in_use())
         try:
-            self.core.set_timeout(self.timeout if timeout is None else timeout)
-            self.core.enter()
             with self.between_calls(spare=()):
+                self.core.set_timeout(self.timeout if timeout is None else timeout)
+                self.core.enter()
                 yield
                 self.core.leave()
         finally:
@@ -142,6 +145,7 @@ class Communicator:
 
         But for those of `spare`: what all ranks find wrong alike, or agree on in a call.
         """
+        before = _core.set_thread_rank(self.rank)
         try:
             yield
         except spare:
@@ -149,6 +153,8 @@ class Communicator:
         except BaseException as error:
             self.core.fail(_printable(f"{type(error).__name__}: {error}"))
             raise
+        finally:
+            _core.set_thread_rank(before)
 
     def all_gather(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, by rank. Within a call()."""

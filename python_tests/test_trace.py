@@ -1,6 +1,7 @@
 """Chrome traces (csrc/base/trace)."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -138,3 +139,27 @@ def test_without_the_variable_nothing_is_kept(monkeypatch, tmp_path):
     start_trace(monkeypatch, path)
     _core.flush_trace()
     assert spans(path) == []
+
+
+@pytest.mark.parametrize("name", ["t%r.json", "t.json"])
+def test_two_processes_never_share_a_file(tmp_path, run_core, name):
+    """Both speak as rank 0, of different communicators. The one that writes later writes beside;
+    what an earlier run left is replaced."""
+    path = tmp_path / name.replace("%r", "0")
+    path.write_text("of an earlier run")
+    os.utime(path, (1, 1))
+    inner = "_core.set_rank(0)\nwith _core.TraceSpan('plan', 'inner'): pass"
+    code = f"""
+import os, subprocess, sys
+_core.set_rank(0)
+with _core.TraceSpan('plan', 'outer'): pass
+inner = "import os; print(os.getpid()); from hybridengine import _core\\n" + {inner!r}
+print(subprocess.run([sys.executable, '-c', inner], capture_output=True, text=True).stdout)
+"""
+    done = run_core(code, HYBRIDENGINE_TRACE=str(tmp_path / name))
+    assert done.returncode == 0, done.stderr
+    assert [e["name"] for e in spans(path)] == ["inner"]
+    (beside,) = set(tmp_path.iterdir()) - {path}
+    assert beside.name.startswith(f"{path.stem}.") and beside.suffix == ".json"
+    assert int(beside.stem.split(".")[1]) != int(done.stdout)
+    assert [e["name"] for e in spans(beside)] == ["outer"]

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <mutex>
+#include <utility>
 
 #include "base/env.h"
 
@@ -93,7 +94,7 @@ Subsystem parse_subsystem(std::string_view name) {
 }
 
 void set_rank(int rank) { process_rank.store(rank, std::memory_order_relaxed); }
-void set_thread_rank(int rank) { thread_rank = rank; }
+int set_thread_rank(int rank) { return std::exchange(thread_rank, rank); }
 
 int current_rank() {
   return thread_rank != kNoRank ? thread_rank : process_rank.load(std::memory_order_relaxed);

@@ -50,8 +50,22 @@ inline constexpr int kNoRank = -1;
 /// The rank that this process speaks as, in logs and traces; kNoRank at first.
 void set_rank(int rank);
 /// The same for the calling thread only, where ranks are threads. kNoRank: the process's again.
-void set_thread_rank(int rank);
+/// Returns what it was.
+int set_thread_rank(int rank);
 int current_rank();
+
+/// The calling thread speaks as `rank` while this lives: a process has another rank in each of its
+/// communicators.
+class RankScope {
+ public:
+  explicit RankScope(int rank) : before_(set_thread_rank(rank)) {}
+  ~RankScope() { set_thread_rank(before_); }
+  RankScope(const RankScope&) = delete;
+  RankScope& operator=(const RankScope&) = delete;
+
+ private:
+  int before_;
+};
 
 /// Reads the two variables again. Otherwise they are read at the first use. Throws UsageError.
 void refresh_log();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/env.h"
+#include "base/trace_file.h"
 
 namespace hybridengine {
 namespace {
@@ -37,6 +38,7 @@ struct Collector {
   std::string path;
   std::vector<Event> events;
   uint64_t dropped = 0;
+  TraceFiles files;
   pid_t owner = 0;  // a forked child must not overwrite its parent's file
 };
 
@@ -74,7 +76,7 @@ void write_event(std::FILE* file, const Event& event) {
 }
 
 /// Writes beside the file and renames, so that a reader never sees half of one.
-void write_file(const std::string& path, const std::vector<const Event*>& events,
+void write_file(TraceFiles& files, const std::string& path, const std::vector<const Event*>& events,
                 uint64_t dropped) {
   const std::string beside = str_cat(path, ".", ::getpid(), ".part");
   std::FILE* file = std::fopen(beside.c_str(), "w");
@@ -97,18 +99,18 @@ void write_file(const std::string& path, const std::vector<const Event*>& events
   for (const Event* event : events) write_event(file, *event);
   std::fputs("\n]}\n", file);
   const bool failed = std::ferror(file) != 0;
-  if (std::fclose(file) != 0 || failed || std::rename(beside.c_str(), path.c_str()) != 0) {
+  if (std::fclose(file) != 0 || failed || !files.put(beside, path)) {
     std::remove(beside.c_str());
     refuse(path);
   }
 }
 
-void write_all(const Collector& from) {
+void write_all(Collector& from) {
   if (from.path.empty() || from.owner != ::getpid()) return;
   std::map<std::string, std::vector<const Event*>> files;
   if (from.events.empty()) files[with_rank(from.path, current_rank())];
   for (const Event& event : from.events) files[with_rank(from.path, event.rank)].push_back(&event);
-  for (const auto& [path, events] : files) write_file(path, events, from.dropped);
+  for (const auto& [path, events] : files) write_file(from.files, path, events, from.dropped);
 }
 
 void flush_at_exit() {
@@ -126,6 +128,7 @@ void use_path(Collector& to, std::string path) {
   to.path = std::move(path);
   to.events.clear();
   to.dropped = 0;
+  to.files = TraceFiles();
   to.owner = ::getpid();
   trace_detail::state = to.path.empty() ? trace_detail::kOff : trace_detail::kOn;
 }

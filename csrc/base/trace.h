@@ -16,7 +16,8 @@
 
 namespace hybridengine {
 
-/// Writes the file, or one per rank where the path contains %r. Does nothing when tracing is off.
+/// Writes the file, or one per rank where the path contains %r; beside it, with this process's
+/// number before the ending, where another process has it. Does nothing when tracing is off.
 /// Throws UsageError where a file cannot be written.
 void flush_trace();
 

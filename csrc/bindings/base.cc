@@ -121,7 +121,7 @@ void bind_log(py::module_& module) {
   module.def("set_rank", &set_rank, py::arg("rank"),
              "The rank this process speaks as in logs and traces; -1: none.");
   module.def("set_thread_rank", &set_thread_rank, py::arg("rank"),
-             "The same for this thread only, where ranks are threads.");
+             "The same for this thread only, where ranks are threads; returns what it was.");
 }
 
 void bind_trace(py::module_& module) {

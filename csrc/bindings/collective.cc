@@ -44,7 +44,7 @@ int64_t take_bucket_bytes(const py::object& bytes) {
 
 /// What is wrong on one rank is raised on all of them, so nothing is raised here.
 template <class Fill>
-void run(Collectives& collectives, const Communicator& comm, Kind kind, const Fill& fill) {
+void run(Collectives& collectives, Communicator& comm, Kind kind, const Fill& fill) {
   Request request;
   request.kind = kind;
   try {
@@ -52,6 +52,11 @@ void run(Collectives& collectives, const Communicator& comm, Kind kind, const Fi
     check_request(request, comm.world());
   } catch (const UsageError& error) {
     request.error = error.what();
+  } catch (const std::exception& error) {  // Ctrl-C, or what a tensor of another library raises
+    const std::string reason = error.what();
+    const py::gil_scoped_release release;
+    comm.fail(reason);
+    throw;
   }
   const py::gil_scoped_release release;
   collectives.run(request);

@@ -52,7 +52,13 @@ struct EndpointMemory {
 class Endpoint {
  public:
   Endpoint(const std::string& name, Rank rank, int32_t world, const std::string& group)
-      : transport_(find_transport(name, rank).make(rank, world, group)) {}
+      : world_(world), transport_(find_transport(name, rank).make(rank, world, group)) {}
+
+  bool sent_all() const {
+    for (Rank peer = 0; peer < world_; ++peer)
+      if (!transport().sent_all(peer)) return false;
+    return true;
+  }
 
   Transport& transport() const {
     if (!transport_) throw UsageError("this endpoint is closed", "", "Make a new one.");
@@ -78,6 +84,7 @@ class Endpoint {
   void close() { transport_.reset(); }
 
  private:
+  int32_t world_;
   std::unique_ptr<Transport> transport_;
 };
 
@@ -175,7 +182,7 @@ void bind_endpoint(py::module_& module) {
            py::arg("call") = 0, py::arg("progress") = 0, py::arg("waiting_for") = -1,
            "Writes the board of `rank`, which must be the own one.")
       .def_property_readonly(
-          "sent_all", [](const Endpoint& self) { return self.transport().sent_all(); },
+          "sent_all", [](const Endpoint& self) { return self.sent_all(); },
           "False while a message waits for a slow peer; poll() sends it.")
       .def("close", &Endpoint::close, released(), "Closes the endpoint; peers see its loss.");
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "collective/flat.h"
 #include "collective/layouts.h"
+#include "comm/call_scope.h"
 #include "device/reduce.h"
 #include "engine/execution.h"
 #include "plan/plan.h"
@@ -41,21 +42,14 @@ void put(const std::byte* bytes, const TensorMemory& tensor) {
 }  // namespace
 
 void Collectives::run(const Request& request) {
-  comm_.enter();
-  try {
-    perform(request);
-  } catch (const UsageError&) {  // of all ranks: the communicator is as it was
-    comm_.leave();
-    throw;
-  } catch (const std::exception& error) {
-    comm_.fail(error.what());
-    throw;
-  }
-  comm_.leave();
+  CallScope call(comm_);
+  const Agreement agreement = call.run([&] { return agree(comm_, request, auto_bucket_bytes_); });
+  if (agreement.refusal) call.withdraw(*agreement.refusal);
+  call.run([&] { perform(request, agreement); });
+  call.leave();
 }
 
-void Collectives::perform(const Request& request) {
-  const Agreement agreement = agree(comm_, request, auto_bucket_bytes_);
+void Collectives::perform(const Request& request, const Agreement& agreement) {
   if (request.kind == Kind::kBarrier) return;
   if (!agreement.payloads.empty())
     run_small(request, agreement);

@@ -23,8 +23,9 @@ class Collectives {
       : comm_(comm), auto_bucket_bytes_(auto_bucket_bytes) {}
 
   /// All ranks call it alike. Where one rank's request has an error, or requests differ, all throw
-  /// the same UsageError, no buffer has changed and the next call works. Throws as
-  /// Communicator::wait does otherwise; the communicator is then dead and outputs are undefined.
+  /// the same UsageError, no buffer has changed and the next call works. Whatever else goes wrong
+  /// on one rank, a UsageError too, reaches all others at once, and throws as Communicator::wait
+  /// does there; the communicator is then dead and outputs are undefined.
   void run(const Request& request);
 
  private:
@@ -37,7 +38,7 @@ class Collectives {
     std::unique_ptr<SourceTables> tables;
   };
 
-  void perform(const Request& request);
+  void perform(const Request& request, const Agreement& agreement);
   void run_small(const Request& request, const Agreement& agreement) const;
   void run_large(const Request& request, const Agreement& agreement);
   Prepared& prepared_for(const Request& request, const Agreement& agreement);

@@ -67,19 +67,19 @@ std::string words(std::span<const std::byte> entry) {
 }
 
 /// All ranks have seen that something is wrong: each says what it asked for, or what is wrong.
-[[noreturn]] void throw_disagreement(Communicator& comm, const Request& request,
-                                     std::span<const Header> headers) {
+UsageError disagreement(Communicator& comm, const Request& request,
+                        std::span<const Header> headers) {
   std::string mine = request.error.empty() ? request.to_string() : request.error;
   mine.resize(std::min(mine.size(), kMaxWords));
   std::memcpy(comm.lane_entry().data(), mine.data(), mine.size());
   const auto texts = comm.exchange(mine.size(), "saying what differs");
   for (Rank rank = 0; rank < comm.world(); ++rank)
     if (headers[rank].failed != 0)
-      throw UsageError(str_cat("rank ", rank, " cannot take part in a collective"),
-                       words(texts[rank]), "");
+      return UsageError(str_cat("rank ", rank, " cannot take part in a collective"),
+                        words(texts[rank]), "");
   Rank other = 1;
   while (headers[other].digest == headers[0].digest) ++other;
-  throw UsageError(
+  return UsageError(
       "ranks ask for different collectives",
       str_cat("rank 0: ", words(texts[0]), "; rank ", other, ": ", words(texts[other])),
       "Make the same calls in the same order, with tensors of the same shapes and types.");
@@ -156,8 +156,11 @@ Agreement agree(Communicator& comm, const Request& request, int64_t auto_bucket_
     same = same && headers[rank].failed == 0 && headers[rank].digest == headers[0].digest;
     contiguous = contiguous && headers[rank].contiguous != 0;
   }
-  if (!same) throw_disagreement(comm, request, headers);
-  Agreement agreement{mine.digest, contiguous, headers[0].bucket_bytes, {}};
+  Agreement agreement{mine.digest, contiguous, headers[0].bucket_bytes, {}, {}};
+  if (!same) {
+    agreement.refusal = disagreement(comm, request, headers);
+    return agreement;
+  }
   if (posted)
     for (const auto& entry : entries) agreement.payloads.push_back(entry.subspan(sizeof(Header)));
   return agreement;

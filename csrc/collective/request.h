@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/communicator.h"
 #include "engine/memory.h"
 #include "layout/op.h"
@@ -42,10 +44,13 @@ struct Agreement {
   int64_t bucket_bytes = 0;
   /// Small payloads by rank; empty where they were too large to be posted.
   std::vector<std::span<const std::byte>> payloads;
+  /// What is wrong, in the words that every rank throws; nothing else is set then.
+  std::optional<UsageError> refusal;
 };
 
-/// Every rank shows what it asks for, with the bytes that it contributes where they fit. Throws
-/// UsageError, alike on all ranks, where one of them has an error or asks for something else.
+/// Every rank shows what it asks for, with the bytes that it contributes where they fit. Refuses,
+/// alike on all ranks, where one of them has an error or asks for something else. Throws as
+/// Communicator::wait does.
 Agreement agree(Communicator& comm, const Request& request, int64_t auto_bucket_bytes);
 
 }  // namespace hybridengine

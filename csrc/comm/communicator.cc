@@ -54,9 +54,7 @@ void Communicator::say_goodbye() noexcept {
   try {
     for (Rank peer = 0; peer < world_; ++peer)
       if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, bye);
-    const auto deadline = Clock::now() + kFarewell;
-    do transport_->poll(fresh_, milliseconds(transport_->sent_all() ? 0 : 10));
-    while (!transport_->sent_all() && Clock::now() < deadline);
+    poll_until_sent(kFarewell);
   } catch (const std::exception&) {
     // A peer that is gone needs no farewell; there is nobody left to tell.
   }
@@ -68,6 +66,7 @@ Transport& Communicator::transport() {
 }
 
 void Communicator::connect(std::span<const Blob> addresses) {
+  const RankScope scope(rank_);
   if (static_cast<int32_t>(addresses.size()) != world_)
     throw UsageError("a communicator needs one address per rank",
                      str_cat(addresses.size(), " addresses, ", world_, " ranks"), "");
@@ -110,7 +109,6 @@ void Communicator::enter() {
 void Communicator::leave() {
   check_alive();
   flush();
-  transport_->board(rank_)->waiting_for = -1;
   transport_->board(rank_)->call = 2 * call_;
 }
 
@@ -123,18 +121,37 @@ void Communicator::send(Rank peer, Message message) {
   transport_->send(peer, message);
 }
 
-/// Until nothing waits here for a peer that is slow to take it.
+/// Those that may need in this call what still waits here for them.
+std::vector<Rank> Communicator::slow_peers() const {
+  std::vector<Rank> slow;
+  for (Rank peer = 0; peer < world_; ++peer)
+    if (peer != rank_ && !transport_->sent_all(peer) && !has_left(peer)) slow.push_back(peer);
+  return slow;
+}
+
+/// Until nothing waits here for a peer of this call that is slow to take it.
 void Communicator::flush() {
-  while (!transport_->sent_all()) {
+  moved_at_ = Clock::now();
+  for (std::vector<Rank> slow = slow_peers(); !slow.empty(); slow = slow_peers()) {
     between();
     pump(milliseconds(1));
     check_lost({});
-    std::vector<Rank> busy;  // a peer that waits takes messages
-    for (Rank peer = 0; peer < world_; ++peer)
-      if (peer != rank_ && !has_left(peer) && transport_->board(peer)->waiting_for < 0)
-        busy.push_back(peer);
-    check_silence(busy, "sending");
+    check_silence(slow, "sending the last messages of a call, which it does not take");
   }
+}
+
+/// Takes and drops what arrives until all messages have gone, for at most `patience`.
+void Communicator::poll_until_sent(milliseconds patience) {
+  const auto until = Clock::now() + patience;
+  bool sent = false;
+  do {
+    fresh_.clear();
+    transport_->poll(fresh_, std::chrono::microseconds(0));
+    sent = true;
+    for (Rank peer = 0; peer < world_; ++peer)
+      sent = sent && (peer == rank_ || transport_->sent_all(peer));
+    if (!sent) std::this_thread::sleep_for(milliseconds(1));
+  } while (!sent && Clock::now() < until);
 }
 
 bool Communicator::has_message() const {

@@ -61,7 +61,9 @@ class Communicator {
 
   /// Enters the next call: shows it on the board. Every rank calls it in the same order.
   void enter();
-  /// Leaves it, once all that it sent is out of its hands: a rank outside of a call does not poll.
+  /// Leaves it, once all that it sent to ranks that are still in it, or come to it late, is out of
+  /// its hands: a rank outside of a call does not poll. What waits for a rank that has left goes
+  /// out in a later call. Throws as wait() does. CallScope is the way to use both.
   void leave();
 
   /// Every rank gives a blob and gets all of them, by rank. Within a call. Small data: it goes
@@ -95,6 +97,8 @@ class Communicator {
  private:
   void say_goodbye() noexcept;
   void flush();
+  std::vector<Rank> slow_peers() const;
+  void poll_until_sent(std::chrono::milliseconds patience);
   void pump(std::chrono::microseconds timeout);
   void take(Arrival&& arrival);
   void take_blob_part(Rank peer, const Message& message);
@@ -108,7 +112,7 @@ class Communicator {
   void check_alive() const;
   void check_lost(std::span<const Rank> peers_owing);
   void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
-  bool has_left(Rank peer);
+  bool has_left(Rank peer) const;
   Rank follow_waiting(Rank from);
   [[noreturn]] void die_of_peer(Rank culprit, std::string reason);  // a copy: arrivals are cleared
   [[noreturn]] void die_of_silence(Rank culprit, std::chrono::nanoseconds silent,

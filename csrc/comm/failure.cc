@@ -37,7 +37,7 @@ std::string seconds(std::chrono::nanoseconds duration) {
 }  // namespace
 
 /// True when `peer` has finished the call that this rank is in: it may close without harm.
-bool Communicator::has_left(Rank peer) { return transport_->board(peer)->call >= 2 * call_; }
+bool Communicator::has_left(Rank peer) const { return transport_->board(peer)->call >= 2 * call_; }
 
 void Communicator::check_lost(std::span<const Rank> peers_owing) {
   for (Rank peer = 0; peer < world_; ++peer) {
@@ -54,9 +54,10 @@ void Communicator::check_silence(std::span<const Rank> peers_owing, const std::s
   bool all_entered = true;
   for (Rank peer = 0; peer < world_; ++peer) {
     const Board* board = transport_->board(peer);
-    sum += board->progress + board->call;
     all_entered = all_entered && board->call >= 2 * call_ - 1;
-    if (peer == rank_ || has_left(peer)) continue;
+    if (has_left(peer)) continue;  // what it does in later calls is no progress of this one
+    sum += board->progress + board->call;
+    if (peer == rank_) continue;
     // A peer that is still connecting has no heartbeat yet: it counts from when this rank was
     // ready.
     const Clock::duration seen =
@@ -124,6 +125,7 @@ void Communicator::fail(const std::string& reason) noexcept {
 }
 
 void Communicator::tell_all(Rank culprit, const std::string& reason) noexcept {
+  const RankScope scope(rank_);
   try {
     death_ = culprit == rank_ ? reason : str_cat("rank ", culprit, " was lost: ", reason);
     log(LogLevel::kInfo, Subsystem::kComm, "the communicator is dead: ", death_);
@@ -133,12 +135,7 @@ void Communicator::tell_all(Rank culprit, const std::string& reason) noexcept {
     message.text = shortened(reason);
     for (Rank peer = 0; peer < world_; ++peer)
       if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, message);
-    const auto until = Clock::now() + kTellPatience;
-    do {
-      fresh_.clear();
-      transport_->poll(fresh_, std::chrono::microseconds(0));
-      if (!transport_->sent_all()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    } while (!transport_->sent_all() && Clock::now() < until);
+    poll_until_sent(kTellPatience);
   } catch (const std::exception&) {
     // The peers learn of it from the closed connection.
     if (death_.empty()) death_ = "failed";

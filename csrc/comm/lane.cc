@@ -16,8 +16,13 @@
 namespace hybridengine {
 namespace {
 
-constexpr int kLooks = 2000;  // a few microseconds
-constexpr int kYields = 200;
+using Clock = std::chrono::steady_clock;
+
+// In time and not in looks: what a look costs depends on the machine. The first is about what a
+// peer on another core takes to post; where it shares this one, that much is lost at each wait. The
+// second is what waking a sleeper costs.
+constexpr std::chrono::microseconds kLooking{2}, kYielding{50};
+constexpr int kLooksPerTime = 16;  // reading the clock costs as much as a few looks
 constexpr long kSleepNs = 20'000'000;
 
 void pause() {
@@ -34,6 +39,30 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t value) {
 
 void futex_wake(const std::atomic<uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+/// Looks until `here()`, for a moment. Whether it was in time.
+template <class Here>
+bool look_for(const Here& here) {
+  const auto until = Clock::now() + kLooking;
+  do {
+    for (int look = 0; look < kLooksPerTime; ++look) {
+      if (here()) return true;
+      pause();
+    }
+  } while (Clock::now() < until);
+  return false;
+}
+
+/// The same while others have the core.
+template <class Here>
+bool yield_for(const Here& here) {
+  const auto until = Clock::now() + kYielding;
+  do {
+    if (here()) return true;
+    std::this_thread::yield();
+  } while (Clock::now() < until);
+  return false;
 }
 
 /// Whether `posted` has come to `wanted`; both may wrap.
@@ -73,14 +102,7 @@ std::span<const std::span<const std::byte>> Communicator::exchange(size_t num_by
 void Communicator::wait_for_entry(Rank peer, uint32_t turn, const char* doing) {
   const std::atomic<uint32_t>& posted = transport_->board(peer)->lane.posted;
   const auto here = [&] { return reached(posted.load(std::memory_order_acquire), turn); };
-  for (int look = 0; look < kLooks; ++look) {
-    if (here()) return;
-    pause();
-  }
-  for (int yield = 0; yield < kYields; ++yield) {
-    if (here()) return;
-    std::this_thread::yield();
-  }
+  if (look_for(here) || yield_for(here)) return;
   Board* board = transport_->board(rank_);
   const Rank owing[] = {peer};
   moved_at_ = std::chrono::steady_clock::now();

@@ -114,9 +114,9 @@ class Transport {
   /// Queues a message. Messages to one peer arrive in order, exactly once.
   virtual void send(Rank peer, const Message& message) = 0;
 
-  /// False while a message waits here because its peer is slow: only poll() sends it. Before this
-  /// rank turns to something else it polls until this is true.
-  virtual bool sent_all() const = 0;
+  /// False while a message to `peer` waits here because it is slow: only poll() sends it. Before
+  /// this rank turns to something else it polls until this is true of all that may need it.
+  virtual bool sent_all(Rank peer) const = 0;
 
   /// Appends what has arrived, waiting up to `timeout` for the first. Flushes queued messages.
   virtual void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) = 0;

@@ -31,7 +31,7 @@ class ShmTransport : public Transport, protected PeerMemory {
   Span staging(size_t bytes) override;
   Span window(Rank peer, size_t bytes) override;
   void send(Rank peer, const Message& message) override;
-  bool sent_all() const override;
+  bool sent_all(Rank peer) const override;
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
   Board* board(Rank rank) override;
   PeerMemory* peer_memory() override { return this; }

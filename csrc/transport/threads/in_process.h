@@ -55,7 +55,7 @@ class InProcessTransport : public Transport, private PeerMemory {
   Span staging(size_t bytes) override;
   Span window(Rank peer, size_t bytes) override;
   void send(Rank peer, const Message& message) override;
-  bool sent_all() const override { return true; }
+  bool sent_all(Rank) const override { return true; }
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
   Board* board(Rank rank) override;
   PeerMemory* peer_memory() override { return caps().payload ? this : nullptr; }
