@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "layout/rule.h"
+#include "base/rank.h"
 
 namespace hybridengine {
 

@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-namespace hybridengine {
+#include "base/rank.h"
 
-using Rank = int32_t;
+namespace hybridengine {
 
 struct Axis {
   std::string name;

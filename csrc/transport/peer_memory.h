@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/rank.h"
 #include "base/span.h"
-#include "layout/rule.h"
 #include "transport/segment.h"
 
 namespace hybridengine {

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "base/blob.h"
+#include "base/rank.h"
 #include "base/span.h"
-#include "layout/rule.h"
 #include "transport/lane.h"
 #include "transport/peer_memory.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/blob.h"
-#include "layout/rule.h"
+#include "base/rank.h"
 
 namespace hybridengine {
 
