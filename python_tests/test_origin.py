@@ -12,8 +12,8 @@ import torch
 from ranks import run_ranks, run_threads, thread_outcomes
 
 from hybridengine import Communicator, Resharder, UsageError
+from hybridengine.layouts.held import held_by
 from hybridengine.resharding.origin import Origin
-from hybridengine.tensors import held_by
 
 pytestmark = pytest.mark.python
 

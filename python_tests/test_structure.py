@@ -37,16 +37,25 @@ _MAY_INCLUDE["bindings"] = set(_MAY_INCLUDE)
 # Made by the build; only the bindings show what the build found.
 _GENERATED = {"build_facts.h": {"bindings"}}
 
-# Files of the core package that import torch besides tensors.py, each with its reason.
-_TORCH_EXCEPTIONS = {
+# Files of the core package that import torch, each with its reason; others take what they get.
+_IMPORTS_TORCH = {
     "collective/background.py": "gives a torch Future to those who ask for one",
     "comm.py": "meets through the store of torch.distributed when a process group exists",
     "launch.py": "local ranks and torchrun's environment",
-    "models/models.py": "reads checkpoints into torch tensors",
+    "layouts/held.py": "reads modules, and dicts of tensors",
+    "tensors.py": "makes tensors, and knows where they lie",
     "two_step/optimizers.py": "optimizers are torch's, and so are their parameters",
 }
 # Packages built on top of the core; there torch is at home.
 _ABOVE_THE_CORE = {"integrations", "rlhf"}
+
+# The rooms of the Python package from the ground up: each imports only those before it.
+_FLOORS = [
+    *("wording", "options", "cache", "checkpoint", "overlap", "tensors"),
+    *("processes", "comm", "launch"),
+    *("layouts", "mapping", "models", "resharding", "collective", "two_step"),
+    *("rlhf", "_bench", "command"),
+]
 
 _BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
@@ -189,6 +198,7 @@ def _imported_modules(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.ImportFrom):
         if node.level == 0:
             yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         return
     never_runs = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
     for child in node.orelse if never_runs else ast.iter_child_nodes(node):
@@ -199,15 +209,53 @@ def _imports_torch(source: str) -> bool:
     return any(name.split(".")[0] == "torch" for name in _imported_modules(ast.parse(source)))
 
 
-def test_only_tensors_imports_torch() -> None:
-    allowed = {"tensors.py", *_TORCH_EXCEPTIONS}
+def test_files_that_import_torch() -> None:
+    found = {
+        str(path.relative_to(_PACKAGE))
+        for path in _sources(_PACKAGE, ".py")
+        if path.relative_to(_PACKAGE).parts[0] not in _ABOVE_THE_CORE
+        and _imports_torch(path.read_text())
+    }
+    assert found == set(_IMPORTS_TORCH)
+
+
+def _room(path: Path) -> str:
+    """The folder or file of the package that `path` lies in."""
+    return path.relative_to(_PACKAGE).with_suffix("").parts[0]
+
+
+def _not_below(room: str, source: str) -> list[str]:
+    """Rooms that a file of `room` imports although they are not below it."""
+    below = {*_FLOORS[: _FLOORS.index(room)], room, "_core", "_cuda"}
+    modules = [name.split(".") for name in _imported_modules(ast.parse(source))]
+    ours = {parts[1] for parts in modules if parts[0] == "hybridengine" and len(parts) > 1}
+    return sorted(ours - below)
+
+
+def test_rooms_import_only_what_is_below_them() -> None:
     found = []
     for path in _sources(_PACKAGE, ".py"):
-        name = path.relative_to(_PACKAGE)
-        above = name.parts[0] in _ABOVE_THE_CORE
-        if not above and str(name) not in allowed and _imports_torch(path.read_text()):
-            found.append(str(name))
+        if _room(path) in ("__init__", "__main__", *_ABOVE_THE_CORE, "_bench"):
+            continue
+        assert _room(path) in _FLOORS, f"{_relative(path)} lies on no floor: say on which"
+        found += [
+            f"{_relative(path)}: {room}" for room in _not_below(_room(path), path.read_text())
+        ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "expected"),
+    [
+        ("comm", "from hybridengine.layouts.spec import Spec", ["layouts"]),
+        ("comm", "def f():\n    from hybridengine import layouts", ["layouts"]),
+        ("layouts", "import hybridengine.tensors as memory", []),
+        ("layouts", "from hybridengine import _core\nfrom hybridengine.layouts import spec", []),
+        ("models", "if TYPE_CHECKING:\n    from hybridengine.command import cli", []),
+    ],
+)
+def test_the_search_for_rooms_above_itself(room: str, source: str, expected: list[str]) -> None:
+    assert _not_below(room, source) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 import hybridengine.tensors as memory
 from hybridengine import UsageError
+from hybridengine.layouts.held import held_by, writable
 
 
 class Small(torch.nn.Module):
@@ -25,7 +26,7 @@ class Small(torch.nn.Module):
 
 def test_a_module():
     model = Small()
-    held = memory.held_by(model)
+    held = held_by(model)
     assert held.rows == [
         ("kept", (4,), "int64"),
         ("first.weight", (3, 2), "float32"),
@@ -43,7 +44,7 @@ def test_a_config_comes_along_where_its_architecture_is_known():
     model = Small()
     for facts, known in ((tiny.config(), True), ({"architectures": ["Other"]}, False)):
         model.config = SimpleNamespace(to_dict=lambda facts=facts: facts)
-        assert (memory.held_by(model).config is not None) == known
+        assert (held_by(model).config is not None) == known
 
 
 def test_what_counts_as_one_tensor():
@@ -59,9 +60,9 @@ def test_what_counts_as_one_tensor():
         "g": torch.zeros(0, 3),
         "h": torch.zeros(0, 3),
     }
-    assert memory.held_by(given).aliases == [("b", "a")]
+    assert held_by(given).aliases == [("b", "a")]
     nothing = torch.zeros(0)
-    assert memory.held_by({"a": nothing, "b": nothing}).aliases == [("b", "a")]
+    assert held_by({"a": nothing, "b": nothing}).aliases == [("b", "a")]
 
 
 def _freed() -> torch.Tensor:
@@ -92,7 +93,7 @@ def _fake() -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize("make", [_freed, lambda: _Wrapper((2, 2)), _fake])
 def test_a_tensor_without_memory_is_named(make):
-    for read in (memory.held_by, memory.writable):
+    for read in (held_by, writable):
         with pytest.raises(
             UsageError, match=r"'w': cannot use the memory of .*(no memory|storage)"
         ):
@@ -102,10 +103,10 @@ def test_a_tensor_without_memory_is_named(make):
 def test_a_sign_that_is_kept_beside_the_memory():
     """torch negates lazily: the bytes that lie there mean another number."""
     lazy = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
-    for read in (memory.held_by, memory.writable):
+    for read in (held_by, writable):
         with pytest.raises(UsageError, match=r"'w': .*is_neg\(\).*Pass resolve_neg\(\)"):
             read({"w": lazy})
-    memory.held_by({"w": lazy.resolve_neg()})
+    held_by({"w": lazy.resolve_neg()})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_sign_that_is_kept_beside_the_memory():
 )
 def test_what_is_no_model(model, expected):
     with pytest.raises(UsageError, match=expected):
-        memory.held_by(model)
+        held_by(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", "torch.bfloat16"])
@@ -157,7 +158,7 @@ def test_num_different_counts_bits(size):
 
 
 def check_apart(out: dict, sources: dict, aliases: tuple = ()) -> None:
-    memory.check_apart(memory.writable(out).tensors, sources, aliases)
+    memory.check_apart(writable(out).tensors, sources, aliases)
 
 
 def test_memory_that_lies_apart():

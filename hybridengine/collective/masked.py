@@ -16,6 +16,7 @@ import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator, communicator_of
+from hybridengine.layouts.held import writable
 from hybridengine.options import size_bytes
 from hybridengine.wording import kind_of
 
@@ -197,7 +198,7 @@ def _matching(given: Any, tensors: list[Any], name: str) -> list[Any]:
     if len(listed) != len(tensors):
         raise UsageError(f"{name} has {len(listed)} tensors, values {len(tensors)}. Give as many.")
     named = {str(i): each for i, each in enumerate(listed)}
-    return list(memory.writable(named).tensors.values())
+    return list(writable(named).tensors.values())
 
 
 def _score_list(scores: Any, values: Any, tensors: list[Any]) -> list[Any]:

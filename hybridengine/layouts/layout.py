@@ -165,7 +165,7 @@ class Layout:
         Throws UsageError where nothing is a DTensor, or where one has a placement that is neither
         Shard nor Replicate.
         """
-        from hybridengine.tensors import held_by  # torch: not needed to plan
+        from hybridengine.layouts.held import held_by  # torch: not needed to plan
 
         held = held_by(model)
         known = [] if held.config is None else Spec.from_architecture(held.config).tensors

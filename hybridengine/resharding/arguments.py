@@ -14,6 +14,7 @@ import hybridengine.tensors as memory
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator, communicator_of, group_communicator
 from hybridengine.layouts.families import keeps_names
+from hybridengine.layouts.held import Held, Writable, held_by, writable
 from hybridengine.layouts.layout import Layout, LayoutRule
 from hybridengine.layouts.planning import LayoutLike, as_rule
 from hybridengine.options import flag, seconds, size_bytes, text
@@ -30,8 +31,8 @@ class Arguments:
     timeout: float | None = None
     src: Any = None  # Layout | LayoutRule, and so is dst
     dst: Any = None
-    held: memory.Held | None = None
-    out: memory.Writable | None = None
+    held: Held | None = None
+    out: Writable | None = None
 
 
 def read_arguments(
@@ -59,10 +60,10 @@ def read_arguments(
         memory.parse_dtype(named["dtype"])
         targets = None
         if out is not None:
-            targets = memory.writable(out)
+            targets = writable(out)
             statement.out, statement.out_uncut = list(targets.tensors), targets.uncut
         buffers = flags["buffers"]
-        held = None if model is None else memory.held_by(model, buffers=buffers)
+        held = None if model is None else held_by(model, buffers=buffers)
         if held is not None:
             _state_memory(statement, held)
         size = statement.options["bucket_bytes"]
@@ -82,7 +83,7 @@ def _names_of(dst: Layout | LayoutRule) -> str:
     return "plain" if dst.mapping is None else "mapped"
 
 
-def _state_memory(statement: Statement, held: memory.Held) -> None:
+def _state_memory(statement: Statement, held: Held) -> None:
     statement.rows, statement.whole = held.rows, held.whole
     statement.plain_module = held.module and not held.whole
     statement.aliases, statement.uncut = held.aliases, held.uncut

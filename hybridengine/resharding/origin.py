@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
+from hybridengine.layouts.held import Held, held_by, slots_of
 
 
 class _Slot(NamedTuple):
@@ -26,11 +27,11 @@ class _Slot(NamedTuple):
 class Origin:
     """A model as it was read."""
 
-    def __init__(self, model: Any, held: memory.Held) -> None:
+    def __init__(self, model: Any, held: Held) -> None:
         self._model, self._held = model, held
         self._slots = [
             _Slot(*each, getattr(each[2], "_local_tensor", None))
-            for each in memory.slots_of(model, buffers=held.buffers)
+            for each in slots_of(model, buffers=held.buffers)
         ]
 
     def check(self) -> None:
@@ -46,7 +47,7 @@ class Origin:
     def compare(self) -> None:
         """As check(), by reading the model again: what looks different may be the same, as where
         FSDP2 keeps a module unsharded between passes."""
-        found = memory.held_by(self._model, buffers=self._held.buffers)
+        found = held_by(self._model, buffers=self._held.buffers)
         tensors = found.tensors | {alias: found.tensors[name] for alias, name in found.aliases}
         now = {name: (shape, dtype) for name, shape, dtype in found.rows}
         now |= {alias: now[name] for alias, name in found.aliases}

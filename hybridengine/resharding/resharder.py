@@ -15,6 +15,7 @@ import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
+from hybridengine.layouts.held import Held, Writable
 from hybridengine.layouts.planning import DEFAULT_BUCKET_BYTES, LayoutLike
 from hybridengine.options import callable_
 from hybridengine.resharding.agree import (
@@ -133,9 +134,7 @@ class Resharder:
             self.schedule.check()
         _dump(self.comm.rank, self.plan, self.schedule)
 
-    def _take_memory(
-        self, held: memory.Held | None, out: memory.Writable | None, partial: bool
-    ) -> None:
+    def _take_memory(self, held: Held | None, out: Writable | None, partial: bool) -> None:
         """Puts the tensors into layout order. Throws UsageError on one that does not fit."""
         self._sources: list[Any] = []
         self._targets: list[Any] | None = None

@@ -13,6 +13,7 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
+from hybridengine.layouts.held import held_by
 from hybridengine.layouts.layout import Layout
 from hybridengine.resharding.report import Report
 from hybridengine.resharding.resharder import Resharder
@@ -106,7 +107,7 @@ class Contributions:
                 slot.data = slot.new_zeros(self._parameters[name].shape)
                 continue
             gradient = self._parameters[name].grad
-            local = memory.held_by({name: gradient}).tensors[name]
+            local = held_by({name: gradient}).tensors[name]
             if memory.dtype_name(local.dtype) != self._dtypes[name]:
                 raise UsageError(
                     f"the gradient of {name!r} is {memory.dtype_name(local.dtype)}, its parameter "

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
+from hybridengine.layouts.held import held_by
 from hybridengine.layouts.layout import Layout
 from hybridengine.layouts.names import canonical_names
 from hybridengine.layouts.placements import is_distributed
@@ -134,7 +134,7 @@ class TwoStep:
         rank = self.comm.rank
         names = [name for name, _, _ in self._train.locals(rank)]
         named = {} if self._module is None else _named(self._module)
-        held = memory.held_by(self._module).tensors if named else {}
+        held = held_by(self._module).tensors if named else {}
         match = canonical_names(held, names)
         self._training = {match[name]: tensor for name, tensor in held.items()}
         owners = {match[name]: named[name] for name in held}
