@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "device/mask.h"
+
 namespace hybridengine {
 namespace {
 
@@ -29,7 +31,7 @@ std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t end) {
 }  // namespace
 
 FlatMemory::FlatMemory(const TensorMemory& memory)
-    : memory_(memory), num_elems_(memory.shape.num_elems()), direct_(is_contiguous(memory)) {}
+    : memory_(memory), num_elems_(memory.shape.num_elems()), contiguous_(is_contiguous(memory)) {}
 
 /// `copy(end in this tensor, elements before it, ndim, size)` for every box.
 template <class Copy>
@@ -49,7 +51,7 @@ void FlatMemory::each_box(int64_t begin, int64_t end, const Copy& copy) const {
 void FlatMemory::read(int64_t begin, int64_t end, std::byte* dst) const {
   const auto size = static_cast<int64_t>(elem_bytes());
   if (begin == end) return;
-  if (direct_) {
+  if (contiguous_) {
     std::memcpy(dst, at(begin), static_cast<size_t>((end - begin) * size));
     return;
   }
@@ -62,7 +64,7 @@ void FlatMemory::read(int64_t begin, int64_t end, std::byte* dst) const {
 void FlatMemory::write(int64_t begin, int64_t end, const std::byte* src) const {
   const auto size = static_cast<int64_t>(elem_bytes());
   if (begin == end) return;
-  if (direct_) {
+  if (contiguous_) {
     std::memcpy(at(begin), src, static_cast<size_t>((end - begin) * size));
     return;
   }
@@ -71,6 +73,16 @@ void FlatMemory::write(int64_t begin, int64_t end, const std::byte* src) const {
                            memory_.dtype};
     copy_strided(there, here, part.ndim, part.size);
   });
+}
+
+void FlatMemory::stream_from(int64_t begin, int64_t end, std::byte* dst) const {
+  if (!contiguous_) return read(begin, end, dst);
+  stream_run(at(begin), dst, (end - begin) * static_cast<int64_t>(elem_bytes()));
+}
+
+void FlatMemory::stream_to(int64_t begin, int64_t end, const std::byte* src) const {
+  if (!contiguous_) return write(begin, end, src);
+  stream_run(src, at(begin), (end - begin) * static_cast<int64_t>(elem_bytes()));
 }
 
 }  // namespace hybridengine

@@ -20,7 +20,7 @@ class FlatMemory {
   size_t elem_bytes() const { return dtype_bytes(memory_.dtype); }
 
   /// Whether the elements lie one after the other, so that at() may be used.
-  bool direct() const { return direct_; }
+  bool contiguous() const { return contiguous_; }
   std::byte* at(int64_t elem) const {
     return memory_.data + elem * static_cast<int64_t>(elem_bytes());
   }
@@ -28,6 +28,9 @@ class FlatMemory {
   /// Copies elements [begin, end) to contiguous memory, or from there.
   void read(int64_t begin, int64_t end, std::byte* dst) const;
   void write(int64_t begin, int64_t end, const std::byte* src) const;
+  /// The same past the cache, where elements lie one after the other. stream_fence() must follow.
+  void stream_from(int64_t begin, int64_t end, std::byte* dst) const;
+  void stream_to(int64_t begin, int64_t end, const std::byte* src) const;
 
  private:
   template <class Copy>
@@ -35,7 +38,7 @@ class FlatMemory {
 
   TensorMemory memory_;
   int64_t num_elems_ = 0;
-  bool direct_ = true;
+  bool contiguous_ = true;
 };
 
 }  // namespace hybridengine

@@ -51,7 +51,7 @@ int32_t MaskedReduction::read_scores() {
     const int64_t entries = tensor.scores.num_elems();
     tensor.mask.assign(mask_words(entries), 0);
     auto* bits = reinterpret_cast<std::byte*>(tensor.mask.data());
-    const bool as_they_lie = tensor.scores.direct() && tensor.scores.dtype() != Dtype::kBool;
+    const bool as_they_lie = tensor.scores.contiguous() && tensor.scores.dtype() != Dtype::kBool;
     const Dtype dtype =
         tensor.scores.dtype() == Dtype::kBool ? Dtype::kFloat32 : tensor.scores.dtype();
     const double threshold = threshold_in(dtype, options_.threshold);

@@ -83,7 +83,7 @@ class MaskedReduction {
     std::vector<uint64_t> mask;  // of this rank, one bit per entry
     uint64_t fill = 0;           // as an element
 
-    bool direct() const { return values.direct() && !residual; }
+    bool as_they_lie() const { return values.contiguous() && !residual; }
     const std::byte* bits() const { return reinterpret_cast<const std::byte*>(mask.data()); }
     const std::byte* fill_bytes() const { return reinterpret_cast<const std::byte*>(&fill); }
   };

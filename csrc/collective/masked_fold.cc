@@ -57,9 +57,9 @@ void MaskedReduction::fold_elements(const Tensor& tensor, const Stretch& stretch
       const int64_t taken = add_masked(dtype, each.compact, values, bits, some, sum, counts);
       if (rank != rank_) each.values += (each.compact ? taken : some) * size;
     }
-    std::byte* const dst = tensor.out.direct() ? tensor.out.at(lo) : made;
+    std::byte* const dst = tensor.out.contiguous() ? tensor.out.at(lo) : made;
     finish_sum(dtype, sum, counts, divisor(0), tensor.fill_bytes(), dst, some);
-    if (!tensor.out.direct()) tensor.out.write(lo, hi, made);
+    if (!tensor.out.contiguous()) tensor.out.write(lo, hi, made);
     test_counts(counts, some, -1, result.bits() + (lo - stretch.begin) / 8);
     if (options_.counts) std::copy_n(counts, some, tensor.counts + lo);
   }
@@ -91,7 +91,7 @@ void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
   for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
     const int64_t hi = std::min(stretch.end, lo + step);
     const std::byte* mine = own_values(tensor, lo, hi, own);
-    std::byte* const dst = tensor.out.direct() ? tensor.out.at(lo) : made;
+    std::byte* const dst = tensor.out.contiguous() ? tensor.out.at(lo) : made;
     for (int64_t at = lo, end = lo; at < hi; at = end) {
       const int64_t entry = at / width;
       int64_t last = entry;
@@ -109,10 +109,10 @@ void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
       std::byte* const to = dst + (at - lo) * size;
       if (contributors > 0)
         fold_run(tensor.values.dtype(), srcs, to, end - at);
-      else if (!options_.out_is_filled || !tensor.out.direct())
+      else if (!options_.out_is_filled || !tensor.out.contiguous())
         stream_fill(tensor.values.elem_bytes(), tensor.fill_bytes(), to, end - at);
     }
-    if (!tensor.out.direct()) tensor.out.write(lo, hi, made);
+    if (!tensor.out.contiguous()) tensor.out.write(lo, hi, made);
   }
   stream_fence();
   const int64_t entries = stretch.num_entries(width);

@@ -71,7 +71,7 @@ uint64_t flag_of(const std::byte* src) {
 /// called once for each element, for it settles the residual.
 const std::byte* MaskedReduction::own_values(const Tensor& tensor, int64_t begin, int64_t end,
                                              std::byte* scratch) const {
-  if (tensor.direct()) return tensor.values.at(begin);
+  if (tensor.as_they_lie()) return tensor.values.at(begin);
   tensor.values.read(begin, end, scratch);
   if (tensor.residual) settle_residual(tensor, begin, end, scratch);
   return scratch;
@@ -101,7 +101,7 @@ void MaskedReduction::settle_residual(const Tensor& tensor, int64_t begin, int64
 
 /// How many elements are handled at once: all where memory can be used as it lies.
 int64_t MaskedReduction::step_elems(const Tensor& tensor, const Stretch& stretch) const {
-  return tensor.direct() && tensor.out.direct() ? stretch.num_elems() : kBlockElems;
+  return tensor.as_they_lie() && tensor.out.contiguous() ? stretch.num_elems() : kBlockElems;
 }
 
 size_t MaskedReduction::pack_contribution(const Stretch& stretch, std::byte* dst) {
@@ -120,7 +120,7 @@ size_t MaskedReduction::pack_contribution(const Stretch& stretch, std::byte* dst
     std::memcpy(at, bits, static_cast<size_t>(mask_bytes(entries)));
     at += mask_bytes(entries);
     std::byte scratch[kBlockElems * 8];
-    const int64_t step = tensor.direct() ? stretch.num_elems() : kBlockElems;
+    const int64_t step = tensor.as_they_lie() ? stretch.num_elems() : kBlockElems;
     for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
       const int64_t hi = std::min(stretch.end, lo + step);
       const std::byte* values = own_values(tensor, lo, hi, scratch);
@@ -182,11 +182,11 @@ size_t MaskedReduction::pack_result(const Stretch& stretch, const Result& result
       std::memcpy(at, result.bits(), static_cast<size_t>(meta));
     at += meta;
     std::byte scratch[kBlockElems * 8];
-    const int64_t step = tensor.out.direct() ? stretch.num_elems() : kBlockElems;
+    const int64_t step = tensor.out.contiguous() ? stretch.num_elems() : kBlockElems;
     for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
       const int64_t hi = std::min(stretch.end, lo + step);
-      if (!tensor.out.direct()) tensor.out.read(lo, hi, scratch);
-      const std::byte* values = tensor.out.direct() ? tensor.out.at(lo) : scratch;
+      if (!tensor.out.contiguous()) tensor.out.read(lo, hi, scratch);
+      const std::byte* values = tensor.out.contiguous() ? tensor.out.at(lo) : scratch;
       if (dense)
         std::memcpy(at + (lo - stretch.begin) * size, values,
                     static_cast<size_t>((hi - lo) * size));
@@ -219,19 +219,19 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
     bits = reinterpret_cast<const std::byte*>(mask.data());
   }
   std::byte scratch[kBlockElems * 8];
-  const int64_t step = tensor.out.direct() ? stretch.num_elems() : kBlockElems;
-  const bool filled = options_.out_is_filled && tensor.width > 1 && tensor.out.direct();
+  const int64_t step = tensor.out.contiguous() ? stretch.num_elems() : kBlockElems;
+  const bool filled = options_.out_is_filled && tensor.width > 1 && tensor.out.contiguous();
   const std::byte* const fill = filled ? nullptr : tensor.fill_bytes();
   for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
     const int64_t hi = std::min(stretch.end, lo + step);
-    std::byte* const dst = tensor.out.direct() ? tensor.out.at(lo) : scratch;
+    std::byte* const dst = tensor.out.contiguous() ? tensor.out.at(lo) : scratch;
     if (dense) {
       stream_run(values, dst, (hi - lo) * size);
       values += (hi - lo) * size;
     } else {
       values = spread_kept(stretch, tensor.width, elem_bytes, bits, lo, hi, values, fill, dst);
     }
-    if (!tensor.out.direct()) tensor.out.write(lo, hi, scratch);
+    if (!tensor.out.contiguous()) tensor.out.write(lo, hi, scratch);
   }
   stream_fence();
   return static_cast<size_t>(packed_bytes(meta, (values - values_begin) / size, size));
