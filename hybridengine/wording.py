@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MAX_LISTED = 8
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def kind_of(value: object) -> str:
@@ -16,8 +17,8 @@ def kind_of(value: object) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """'1 rank', '2 ranks'."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """'1 rank', '2,000 ranks'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(names: Sequence[str], at_most: int = _MAX_LISTED) -> str:
@@ -25,3 +26,15 @@ def listed(names: Sequence[str], at_most: int = _MAX_LISTED) -> str:
     shown = ", ".join(repr(name) for name in names[:at_most])
     more = len(names) - at_most
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def human_bytes(count: int) -> str:
+    """Three digits and a decimal unit: 3.81 GB."""
+    if count < 1000:
+        return f"{count} B"
+    power = 1
+    while count / 1000**power >= 999.5 and power < len(_UNITS):
+        power += 1
+    value, unit = count / 1000**power, _UNITS[power - 1]
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"

@@ -8,6 +8,7 @@ from rich.console import Console
 from hybridengine.command import explain
 from hybridengine.layouts.planning import bind_both, plan
 from hybridengine.layouts.spec import Spec
+from hybridengine.wording import human_bytes
 
 pytestmark = pytest.mark.python
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.python
     ],
 )
 def test_bytes_for_people(count, text):
-    assert explain.human_bytes(count) == text
+    assert human_bytes(count) == text
 
 
 @pytest.mark.parametrize(

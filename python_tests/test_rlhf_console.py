@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rlhf_console_story import FIRST_WORD, SECOND_WORD
 from terminal import run_in_terminal, shown
 
-from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns, count_of_bytes
+from hybridengine.rlhf.logging.columns import COLUMNS, chosen_columns
 from hybridengine.rlhf.logging.metrics import find_metric
 from hybridengine.rlhf.logging.screen import PLAIN_WIDTH
 
@@ -125,8 +125,9 @@ def test_every_number_fits_its_column() -> None:
 
 
 def test_bytes() -> None:
-    found = [count_of_bytes(value) for value in (0, 999, 463616, 1.5e6, 2.345e9)]
-    assert found == ["0 B", "999 B", "464 kB", "1.5 MB", "2.35 GB"]
+    moved = next(column for column in COLUMNS if column.title == "moved")
+    found = [moved.cell({moved.metric: value}) for value in (0.0, 999.0, 463616.0, 1.5e6, 2.345e9)]
+    assert found == ["0 B", "999 B", "464 kB", "1.50 MB", "2.35 GB"]
 
 
 _RANKS = """

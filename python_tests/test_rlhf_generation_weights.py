@@ -53,8 +53,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     norm = "model.norm.weight"
     some = {name: tensor for name, tensor in tensors.items() if name != norm}
     for given, words in (
-        ({**some, "extra": tensors[norm]}, f"missing: {norm}; unexpected: extra"),
-        ({}, r"missing: model\.embed_tokens\.weight,.* and \d+ more"),
+        ({**some, "extra": tensors[norm]}, f"missing: '{norm}'; unexpected: 'extra'"),
+        ({}, r"missing: 'model\.embed_tokens\.weight',.* and \d+ more"),
         ({**some, norm: torch.zeros(3, dtype=torch.float64)}, rf"'{norm}'.*\[3\] float64 on cpu"),
         ({**some, norm: tensors[norm].float()}, r"\[16\] float32.*is \[16\] float64 on cpu"),
         ({**some, norm: tensors[norm].to("meta")}, "on meta"),

@@ -13,6 +13,7 @@ from rich.text import Text
 from hybridengine.command.job import RankOutcome, ReshardJob
 from hybridengine.layouts.grammar import format_ranks
 from hybridengine.layouts.layout import Layout
+from hybridengine.wording import human_bytes
 
 Facts = dict[str, Any]
 
@@ -23,8 +24,6 @@ _MAX_ROWS = 40
 _MAX_SIZES = 4
 
 _STAGING_BUCKETS = 3
-
-_UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def plan_facts(model: str, src: Layout, dst: Layout, schedule: Any) -> Facts:
@@ -119,18 +118,6 @@ def render_reshard(facts: Facts, held_bytes: dict[int, int], console: Console) -
     )
     _print(console, _received_line("received", received, bound, facts["received_over_bound"]))
     console.print(_verdict(facts["mismatched_elements"]))
-
-
-def human_bytes(count: int) -> str:
-    """Three digits and a decimal unit: 3.81 GB."""
-    if count < 1000:
-        return f"{count} B"
-    power = 1
-    while count / 1000**power >= 999.5 and power < len(_UNITS):
-        power += 1
-    value, unit = count / 1000**power, _UNITS[power - 1]
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"
 
 
 def bucket_text(count: int) -> str:

@@ -20,6 +20,7 @@ from hybridengine.layouts.layout import Layout
 from hybridengine.layouts.names import canonical_names
 from hybridengine.layouts.placements import is_distributed
 from hybridengine.layouts.planning import LayoutLike, as_rule
+from hybridengine.layouts.wrappers import inside
 from hybridengine.options import callable_
 from hybridengine.resharding.agree import same_everywhere
 from hybridengine.resharding.arguments import communicator_for
@@ -33,8 +34,6 @@ from hybridengine.two_step.update import Update
 from hybridengine.wording import counted, kind_of
 
 _GRAD_OPS = ("sum", "mean")
-# Modules around the one that trains, and where they keep it.
-_WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 _SHARDED_MODULES = {"FSDPModule", "FullyShardedDataParallel"}
 
 
@@ -251,8 +250,7 @@ class TwoStep:
 
 def _inner(module: Any) -> Any:
     """The module in its wrappers. Throws UsageError on one that FSDP has sharded."""
-    while type(module).__name__ in _WRAPPERS:
-        module = getattr(module, _WRAPPERS[type(module).__name__])
+    module = inside(module)
     for name, each in module.named_modules() if hasattr(module, "named_modules") else ():
         kinds = {kind.__name__ for kind in type(each).__mro__}
         if kinds & _SHARDED_MODULES:

@@ -6,11 +6,11 @@ The other way round, writing into the memory of parameters, is the Resharder's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from hybridengine._core import UsageError
+from hybridengine.wording import listed
 
 _SHOWN = 5  # names in an error
 
@@ -46,7 +46,7 @@ def _check_names(
     unexpected = [name for name in tensors if name not in known]
     if missing or unexpected:
         facts = [
-            f"{what}: {_listed(which)}"
+            f"{what}: {listed(which, _SHOWN)}"
             for what, which in (("missing", missing), ("unexpected", unexpected))
             if which
         ]
@@ -78,8 +78,3 @@ def _tensor(
 
 def _facts(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-
-
-def _listed(names: list[Any]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from hybridengine.wording import human_bytes
+
 _GAP = "  "
 
 
@@ -34,13 +36,6 @@ class Column:
         return next(each for each in short if len(each) <= self.width)
 
 
-def count_of_bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
 def _compared(value: float, bound: float) -> str:
     """Behind a number: " =" if it is the bound, else how many times that."""
     if value == bound:
@@ -53,6 +48,10 @@ def _seconds(value: float) -> str:
     if not math.isfinite(value):
         return f"{value}"
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}s"
+
+
+def _bytes(value: float) -> str:
+    return human_bytes(round(value)) if math.isfinite(value) else f"{value}"
 
 
 _three, _four, _whole = "{:z.3f}".format, "{:z.4f}".format, "{:,.0f}".format
@@ -75,7 +74,7 @@ COLUMNS = (
     Column("update", "time/update", 7, _seconds),
     Column("reshard", "time/reshard", 7, _seconds),
     Column("time", "time/step", 6, _seconds),
-    Column("moved", "reshard/received_bytes", 13, count_of_bytes, bound="reshard/bound_bytes"),
+    Column("moved", "reshard/received_bytes", 13, _bytes, bound="reshard/bound_bytes"),
 )
 # The same, the most important first.
 _IMPORTANCE = (

@@ -14,13 +14,13 @@ from typing import Any
 from torch import nn
 
 from hybridengine._core import UsageError
-from hybridengine.command.explain import human_bytes
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import step_of, whole_checkpoints
 from hybridengine.rlhf.trainer.folder import TRIAL, RunFolder
 from hybridengine.rlhf.training.models import empty_model, export_dtype, weight_dtype
 from hybridengine.rlhf.training.state import line_of, write_hf
+from hybridengine.wording import human_bytes
 
 _MOMENTS = 2  # of AdamW, each as large as the weights that train
 

@@ -16,6 +16,7 @@ from hybridengine.rlhf.config.presets import NONE
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Counts
 from hybridengine.rlhf.trainer.artifacts import FitSummary, Sample, Summary
+from hybridengine.wording import counted
 
 # What a run may leave, and what it is for.
 _LEFT = {
@@ -123,11 +124,6 @@ def list_files(screen: Console, folder: Path) -> None:
 def say(screen: Console, text: str) -> None:
     """Text that is broken between words where it does not fit."""
     screen.print(wrapped(text, screen.width), soft_wrap=True)
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _kept(counts: Counts, noun: str) -> str:

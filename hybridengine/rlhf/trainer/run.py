@@ -30,6 +30,7 @@ from hybridengine.rlhf.trainer.resume import check_steps_left
 from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.warmup import warm_up
 from hybridengine.rlhf.workers import Cluster
+from hybridengine.wording import counted
 
 _NUM_SAMPLES = 8  # shown before and after
 
@@ -131,7 +132,7 @@ def _prepare(
         if isinstance(source, Prompts):
             loss = warm_up(config, steps.roles.actor, source.encoder, source.train)
             if loss is not None:
-                steps_done = report.counted(config.warmup.steps, "supervised step")
+                steps_done = counted(config.warmup.steps, "supervised step")
                 console.print(f"warm-up: {steps_done}, loss {loss:.3f}")
         if steps.roles.reference is not None:
             steps.roles.reference.freeze()
