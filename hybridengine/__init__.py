@@ -3,13 +3,14 @@
 torch is imported with the first name that needs it, so that the command line starts at once.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hybridengine._core import InternalError, TimeoutError, TransportError, UsageError
 from hybridengine.comm import Communicator
 from hybridengine.layouts.layout import Layout, LayoutRule
 from hybridengine.layouts.planning import plan
 from hybridengine.layouts.spec import Spec
+from hybridengine.lazy import lazy_names
 from hybridengine.mapping import Mapping, ModelConfig
 from hybridengine.resharding.report import Report
 
@@ -62,31 +63,25 @@ __all__ = [
     "reshard",
 ]
 
-_LAZY = {  # what needs torch, or is not needed by the command line
-    "GradientReducer": "collective.gradients",
-    "MaskedResult": "collective.masked",
-    "MeanVar": "collective.statistics",
-    "Resharder": "resharding.resharder",
-    "TwoStep": "two_step.two_step",
-    "Work": "collective.background",
-    "all_gather": "collective.collectives",
-    "all_reduce": "collective.collectives",
-    "barrier": "collective.collectives",
-    "block_scores": "collective.statistics",
-    "broadcast": "collective.collectives",
-    "ddp_hook": "collective.collectives",
-    "empty": "resharding.fresh",
-    "masked_all_reduce": "collective.masked",
-    "masked_mean_var": "collective.statistics",
-    "reduce_scatter": "collective.collectives",
-    "reshard": "resharding.resharder",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    globals()[name] = getattr(import_module(f"hybridengine.{_LAZY[name]}"), name)
-    return globals()[name]
+__getattr__ = lazy_names(
+    __name__,
+    {  # what needs torch, or is not needed by the command line
+        "GradientReducer": "collective.gradients",
+        "MaskedResult": "collective.masked",
+        "MeanVar": "collective.statistics",
+        "Resharder": "resharding.resharder",
+        "TwoStep": "two_step.two_step",
+        "Work": "collective.background",
+        "all_gather": "collective.collectives",
+        "all_reduce": "collective.collectives",
+        "barrier": "collective.collectives",
+        "block_scores": "collective.statistics",
+        "broadcast": "collective.collectives",
+        "ddp_hook": "collective.collectives",
+        "empty": "resharding.fresh",
+        "masked_all_reduce": "collective.masked",
+        "masked_mean_var": "collective.statistics",
+        "reduce_scatter": "collective.collectives",
+        "reshard": "resharding.resharder",
+    },
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybridengine.layouts.families import FAMILIES
-from hybridengine.layouts.mapping import MAPPINGS
+from hybridengine.mapping import MAPPINGS
 
 pytestmark = pytest.mark.static
 

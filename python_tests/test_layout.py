@@ -10,8 +10,8 @@ from hybridengine._core import UsageError
 from hybridengine.layouts.families import FAMILIES
 from hybridengine.layouts.grammar import format_ranks, parse_ranks
 from hybridengine.layouts.layout import Layout, LayoutRule
-from hybridengine.layouts.mapping import Mapping, Weight, column
 from hybridengine.layouts.spec import Spec
+from hybridengine.mapping import Mapping, Weight, column
 
 
 def plain_spec(*shapes, dtype="float32"):

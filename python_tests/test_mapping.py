@@ -4,8 +4,8 @@ import pytest
 
 from hybridengine._core import UsageError
 from hybridengine.layouts.layout import Layout, LayoutRule
-from hybridengine.layouts.mapping import MAPPINGS, Mapping, Weight, column, get_mapping, row
 from hybridengine.layouts.spec import Spec
+from hybridengine.mapping import MAPPINGS, Mapping, Weight, column, get_mapping, row
 
 
 def tiny_config(architecture, **changes):

@@ -5,8 +5,8 @@ import pytest
 
 from hybridengine.layouts.families import vllm_stages
 from hybridengine.layouts.layout import Layout
-from hybridengine.layouts.mapping import MAPPINGS, Mapping, Weight, column
 from hybridengine.layouts.spec import Spec
+from hybridengine.mapping import MAPPINGS, Mapping, Weight, column
 
 HEADS, KV_HEADS = 8, 2
 

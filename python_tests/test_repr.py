@@ -10,7 +10,7 @@ from ranks import run_threads
 
 import hybridengine as he
 from hybridengine import Communicator, Layout, LayoutRule, Mapping, Spec
-from hybridengine.layouts.mapping import Weight
+from hybridengine.mapping import Weight
 
 pytestmark = pytest.mark.threads
 

@@ -11,7 +11,7 @@ import torch
 from generation_models import EOS, engine, ids, make_model, prompts, row_logits
 
 from hybridengine import UsageError
-from hybridengine.layouts.mapping import MAPPINGS
+from hybridengine.mapping import MAPPINGS
 from hybridengine.rlhf.generation import SamplingParams, decoder
 
 pytestmark = pytest.mark.python

@@ -12,7 +12,7 @@ from rlhf_generation_scenarios import PARAMS, logits_and_tokens, logits_or_words
 
 from hybridengine import Communicator, UsageError
 from hybridengine.launch import run_local
-from hybridengine.layouts.mapping import MAPPINGS
+from hybridengine.mapping import MAPPINGS
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 pytestmark = pytest.mark.python

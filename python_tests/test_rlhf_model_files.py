@@ -15,7 +15,7 @@ import pytest
 from rlhf_small_run import SMALL
 
 from hybridengine import UsageError
-from hybridengine.layouts.mapping import MAPPINGS
+from hybridengine.mapping import MAPPINGS
 from hybridengine.rlhf.config.loading import load_config, load_pairs_config
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import character_tokenizer

@@ -10,7 +10,7 @@ import torch
 from ranks import run_threads
 
 from hybridengine import Communicator, Layout, Resharder, Spec, UsageError
-from hybridengine.layouts.mapping import Mapping, Weight, column
+from hybridengine.mapping import Mapping, Weight, column
 
 pytestmark = pytest.mark.threads
 

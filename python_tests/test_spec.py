@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hybridengine._core import UsageError
-from hybridengine.layouts.spec import ModelConfig, Spec
+from hybridengine.layouts.spec import Spec
+from hybridengine.mapping import ModelConfig
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

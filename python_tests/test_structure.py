@@ -51,7 +51,7 @@ _ABOVE_THE_CORE = {"integrations", "rlhf"}
 
 # The rooms of the Python package from the ground up: each imports only those before it.
 _FLOORS = [
-    *("wording", "options", "cache", "checkpoint", "overlap", "tensors"),
+    *("lazy", "wording", "options", "cache", "checkpoint", "overlap", "tensors"),
     *("processes", "comm", "launch"),
     *("layouts", "mapping", "models", "resharding", "collective", "two_step"),
     *("rlhf", "_bench", "command"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hybridengine import Spec
-from hybridengine.layouts.mapping import get_mapping
+from hybridengine.mapping import get_mapping
 
 Tensors = dict[str, torch.Tensor]
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.layouts.grammar import MAX_RANKS
-from hybridengine.layouts.mapping import Mapping, ModelConfig, Target, get_mapping
+from hybridengine.layouts.mapping import get_mapping
+from hybridengine.layouts.mapping.config import ModelConfig
+from hybridengine.layouts.mapping.mapping import Mapping
+from hybridengine.layouts.mapping.rules import Target
 
 # vLLM pads the vocabulary so that a table of any tp has this many rows to share out.
 VLLM_VOCAB_MULTIPLE = 64

@@ -10,9 +10,9 @@ import torch
 
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
+from hybridengine.layouts.mapping.config import ModelConfig
 from hybridengine.layouts.model_config import config_of
 from hybridengine.layouts.placements import Placement, is_distributed, placement_of
-from hybridengine.layouts.spec import ModelConfig
 from hybridengine.wording import kind_of
 
 

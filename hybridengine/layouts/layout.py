@@ -18,7 +18,7 @@ from hybridengine.layouts.boxes import Boxes, rows_by_hand
 from hybridengine.layouts.families import Family, Request, get_family
 from hybridengine.layouts.grammar import check_ranks, format_ranks, parse_call
 from hybridengine.layouts.infer import LocalShapes, infer_tensors
-from hybridengine.layouts.mapping import Mapping
+from hybridengine.layouts.mapping.mapping import Mapping
 from hybridengine.layouts.names import canonical_names, template_of
 from hybridengine.layouts.placements import placed_layout
 from hybridengine.layouts.spec import Spec

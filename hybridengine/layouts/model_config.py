@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridengine._core import UsageError
-from hybridengine.layouts.mapping import ModelConfig, find_mapping, not_mapped
+from hybridengine.layouts.mapping import find_mapping, not_mapped
+from hybridengine.layouts.mapping.config import ModelConfig
 from hybridengine.layouts.spec import Spec
 from hybridengine.layouts.wrappers import INNER
 

@@ -15,18 +15,10 @@ from typing import Any, Protocol
 from hybridengine import _core, options
 from hybridengine._core import UsageError
 from hybridengine.checkpoint import TensorRow, checkpoint_files, read_header, read_json
-from hybridengine.layouts.mapping import (
-    MAPPINGS,
-    Mapping,
-    ModelConfig,
-    find_mapping,
-    get_mapping,
-    not_mapped,
-    read_config,
-)
+from hybridengine.layouts.mapping import MAPPINGS, find_mapping, get_mapping, not_mapped
+from hybridengine.layouts.mapping.config import ModelConfig, read_config
+from hybridengine.layouts.mapping.mapping import Mapping
 from hybridengine.wording import counted, kind_of
-
-__all__ = ["ModelConfig", "Spec"]
 
 _MAGIC = b"HESPEC1\n"
 

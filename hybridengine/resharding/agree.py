@@ -18,8 +18,9 @@ from hybridengine.comm import Communicator
 from hybridengine.layouts.grammar import format_ranks
 from hybridengine.layouts.infer import LocalShapes
 from hybridengine.layouts.layout import Layout, LayoutRule
+from hybridengine.layouts.mapping.config import ModelConfig
 from hybridengine.layouts.names import canonical_names, check_matched
-from hybridengine.layouts.spec import ModelConfig, Spec
+from hybridengine.layouts.spec import Spec
 
 Row = tuple[str, tuple[int, ...], str]
 

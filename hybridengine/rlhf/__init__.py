@@ -9,7 +9,9 @@ is what `hybridengine train` does. `algorithms` has the formulas, `config` the k
 what they do, `trainer` what happens when. Importing this package imports nothing but itself.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hybridengine.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.config.loading import load_config
@@ -17,13 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_config", "train"]
 
-_LAZY = {"load_config": "config.loading", "train": "trainer.run"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    return globals()[name]
+__getattr__ = lazy_names(
+    __name__,
+    {"load_config": "config.loading", "train": "trainer.run"},
+)

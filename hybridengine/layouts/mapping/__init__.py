@@ -1,49 +1,17 @@
 """Architectures as data: which tensors a model has, how they are cut, what vLLM fuses.
 
 One file per family, one Mapping per architecture, one line in the table below. A model that nobody
-mapped needs no change here: make a Mapping and hand it to the layout.
-
-    from hybridengine.layouts.mapping import Mapping, Weight, column, row
-
-    mapping = Mapping(
-        [
-            Weight("blocks.*.gate.weight", cut=column(6), fused=("blocks.*.gate_up.weight", 0)),
-            Weight("blocks.*.up.weight", cut=column(6), fused=("blocks.*.gate_up.weight", 1)),
-            Weight("blocks.*.down.weight", cut=row(6)),
-            Weight("**"),  # the rest is whole on every rank
-        ]
-    )
-    layout = Layout.vllm(tp=2, mapping=mapping).bind(spec)
-
-column(6) says that dim 0 is 6 equal units: tp must divide 6. column(2, shared=True) also lets more
-ranks than units share them, as kv heads do.
+mapped needs no change here (see hybridengine.mapping).
 """
 
 from __future__ import annotations
 
 from hybridengine._core import UsageError
-from hybridengine.layouts.mapping.config import ModelConfig, read_config
 from hybridengine.layouts.mapping.gemma import GEMMA, GEMMA2, GEMMA3
 from hybridengine.layouts.mapping.llama import LLAMA, MISTRAL
 from hybridengine.layouts.mapping.mapping import Mapping
 from hybridengine.layouts.mapping.olmo import OLMO2
 from hybridengine.layouts.mapping.qwen import QWEN2, QWEN3
-from hybridengine.layouts.mapping.rules import Target
-from hybridengine.layouts.mapping.weight import Cut, Weight, column, row
-
-__all__ = [
-    "MAPPINGS",
-    "Cut",
-    "Mapping",
-    "ModelConfig",
-    "Target",
-    "Weight",
-    "column",
-    "find_mapping",
-    "get_mapping",
-    "read_config",
-    "row",
-]
 
 MAPPINGS: dict[str, Mapping] = {
     mapping.architecture: mapping

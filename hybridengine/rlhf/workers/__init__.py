@@ -9,8 +9,9 @@ Knows nothing of what roles compute. Importing this package does not import Ray;
 and what starts them do.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hybridengine.lazy import lazy_names
 from hybridengine.rlhf.workers.reference import Pick, Reference
 from hybridengine.rlhf.workers.role import RankContext, Role, dispatch
 
@@ -37,22 +38,16 @@ __all__ = [
     "dispatch",
 ]
 
-_LAZY = {  # what needs Ray
-    "Cluster": "cluster",
-    "Pending": "group",
-    "PlacementError": "placement",
-    "Pool": "pool",
-    "PoolSpec": "placement",
-    "WorkerError": "failure",
-    "WorkerGroup": "group",
-    "create_pools": "pool",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    return globals()[name]
+__getattr__ = lazy_names(
+    __name__,
+    {  # what needs Ray
+        "Cluster": "cluster",
+        "Pending": "group",
+        "PlacementError": "placement",
+        "Pool": "pool",
+        "PoolSpec": "placement",
+        "WorkerError": "failure",
+        "WorkerGroup": "group",
+        "create_pools": "pool",
+    },
+)
