@@ -26,7 +26,8 @@ from hybridengine._core import TransportError, UsageError
 from hybridengine.options import seconds, text, whole
 from hybridengine.wording import kind_of
 
-_POLL_SECONDS = 0.01
+# Between two looks at the store: a start is soon over, or takes long.
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.001, 0.1
 _EXIT_SECONDS = 2.0  # for a thread that waits in a call when the interpreter exits
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
 # How a value in the store starts, so that a rank without the token is told from a damaged address.
@@ -129,7 +130,7 @@ class Communicator:
         if not self.busy.acquire(blocking=False):
             raise UsageError(self.in_use())
         try:
-            with self.between_calls(spare=()):
+            with self.between_calls():
                 self.core.set_timeout(self.timeout if timeout is None else timeout)
                 self.core.enter()
                 yield
@@ -138,28 +139,38 @@ class Communicator:
             self.busy.release()
 
     @contextmanager
-    def between_calls(
-        self, spare: tuple[type[BaseException], ...] = (UsageError,)
-    ) -> Iterator[None]:
-        """What is raised inside reaches every other rank as from a call().
-
-        But for those of `spare`: what all ranks find wrong alike, or agree on in a call.
-        """
+    def between_calls(self) -> Iterator[None]:
+        """What is raised inside, of whatever class, reaches every other rank as from a call(): they
+        wait for this one. But for what was raised within agreed()."""
         before = _core.set_thread_rank(self.rank)
         try:
             yield
-        except spare:
-            raise
         except BaseException as error:
-            self.core.fail(_printable(f"{type(error).__name__}: {error}"))
+            if getattr(error, "agreed_by", None) != id(self):
+                self.core.fail(_printable(f"{type(error).__name__}: {error}"))
             raise
         finally:
             _core.set_thread_rank(before)
 
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Around what every rank decides alike, from what all of them know: a UsageError that is
+        raised here is raised by all of them, so none waits and the communicator goes on."""
+        try:
+            yield
+        except UsageError as error:
+            error.agreed_by = id(self)  # type: ignore[attr-defined]
+            raise
+
+    def gather(self, parts: list[bytes]) -> list[list[bytes]]:
+        """Every rank's parts, by rank; equal ones are one object and travel once. Within a
+        call()."""
+        gathered: list[list[bytes]] = self.core.gather(parts)
+        return gathered
+
     def all_gather(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, by rank. Within a call()."""
-        gathered: list[bytes] = self.core.all_gather(mine)
-        return gathered
+        return [each for (each,) in self.gather([mine])]
 
     def in_use(self) -> str:
         return (
@@ -238,23 +249,62 @@ def _check_store(store: Any) -> None:
 def _exchange(
     store: Store, name: str, rank: int, world: int, address: bytes, timeout: float
 ) -> list[bytes]:
-    """Puts this rank's address into the store and takes those of all others."""
+    """Puts this rank's address into the store and takes those of all others.
+
+    Rank 0 collects them and puts them into one table: every other rank asks for one key and gets
+    one value. The store gets some 5 n requests, and 10 n a second while n ranks wait. Each address
+    stays signed by its own rank.
+    """
     keys = [f"hybridengine/{name}/{each}" for each in range(world)]
+    table = f"hybridengine/{name}/table"
     store.set(keys[rank], _sign(keys[rank], address))
-    deadline = time.monotonic() + timeout
-    missing = [key for key in keys if key != keys[rank]]
-    while missing and time.monotonic() < deadline:
-        missing = [key for key in missing if not store.check([key])]
-        if missing:
-            time.sleep(_POLL_SECONDS)
-    if missing:
-        ranks = ", ".join(key.rsplit("/", 1)[1] for key in missing)
+    if not _wait_for(store, keys if rank == 0 else [table], timeout):
+        missing = [key for key in keys if key != keys[rank] and not store.check([key])]
+        ranks = ", ".join(key.rsplit("/", 1)[1] for key in missing or keys[:1])
         raise CommTimeoutError(
             f"rank {ranks} did not come to the rendezvous for {timeout:.1f} s (communicator "
             f"{name!r}, rank {rank} of {world}). See its log; to wait longer set "
             "HYBRIDENGINE_TIMEOUT_S."
         )
-    return [_verify(key, bytes(store.get(key))) for key in keys]
+    if rank == 0:
+        store.set(table, _pack([bytes(store.get(key)) for key in keys]))
+    values = _unpack(bytes(store.get(table)))
+    if len(values) != world:
+        raise TransportError(
+            f"rank 0 knows {len(values)} addresses of communicator {name!r}, rank {rank} expects "
+            f"{world}. Give every rank the same world."
+        )
+    return [_verify(key, value) for key, value in zip(keys, values, strict=True)]
+
+
+def _pack(values: list[bytes]) -> bytes:
+    return b"".join(len(each).to_bytes(4, "little") + each for each in values)
+
+
+def _unpack(table: bytes) -> list[bytes]:
+    values = []
+    while table:
+        end = 4 + int.from_bytes(table[:4], "little")
+        values.append(table[4:end])
+        table = table[end:]
+    return values
+
+
+def _wait_for(store: Store, keys: list[str], timeout: float) -> bool:
+    """Whether the store has all of `keys` in time.
+
+    It is asked now and then, for one thing. torch's wait() would block other threads that use the
+    same store, and Ctrl-C; in slices it writes two lines to stderr for each.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE_SECONDS
+    while not store.check(keys):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LAST_PAUSE_SECONDS)
+    return True
 
 
 def _sign(key: str, address: bytes) -> bytes:

@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <unordered_map>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
@@ -41,15 +43,22 @@ std::vector<Blob> to_blobs(const std::vector<py::bytes>& addresses) {
   return blobs;
 }
 
-py::list all_gather(Communicator& comm, const py::bytes& mine) {
-  const Blob blob(as_view(mine));
-  std::vector<Blob> all;
+/// By rank, a list of its parts; equal ones are the same object.
+py::list gather(Communicator& comm, const std::vector<py::bytes>& mine) {
+  const std::vector<Blob> parts = to_blobs(mine);
+  std::vector<std::vector<std::shared_ptr<const Blob>>> all;
   {
     py::gil_scoped_release release;
-    all = comm.all_gather(blob);
+    all = comm.gather(parts);
   }
+  std::unordered_map<const Blob*, py::bytes> made;
   py::list result;
-  for (const Blob& each : all) result.append(py::bytes(each));
+  for (const auto& of_rank : all) {
+    py::list list;
+    for (const auto& each : of_rank)
+      list.append(made.try_emplace(each.get(), py::bytes(*each)).first->second);
+    result.append(list);
+  }
   return result;
 }
 
@@ -88,7 +97,11 @@ void bind_comm(py::module_& module) {
       .def("cancel", &Communicator::cancel)
       .def("enter", &Communicator::enter, released())
       .def("leave", &Communicator::leave, released())
-      .def("all_gather", &all_gather, py::arg("mine"))
+      .def("gather", &gather, py::arg("parts"))
+      .def_property_readonly("traffic",
+                             [](const Communicator& comm) {
+                               return py::make_tuple(comm.traffic().messages, comm.traffic().bytes);
+                             })
       .def("fail", &Communicator::fail, py::arg("reason"), released());
 }
 

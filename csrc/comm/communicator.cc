@@ -19,6 +19,8 @@ constexpr milliseconds kSlice{50};  // of a wait: bounds the delay of Ctrl-C
 /// How long a farewell may take when a peer does not read.
 constexpr milliseconds kFarewell{500};
 
+constexpr int64_t kMessageBytes = 48;  // without its text
+
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 }  // namespace
@@ -72,6 +74,8 @@ void Communicator::connect(std::span<const Blob> addresses) {
                      str_cat(addresses.size(), " addresses, ", world_, " ranks"), "");
   transport().connect(addresses, Clock::now() + options_.timeout, options_.between);
   transport_->board(rank_)->heartbeat_ns = now_ns();
+  mapped_ = transport_->caps().page;
+  small_ = mapped_ ? make_lanes(*this) : make_tree(*this);
   connected_at_ = entered_at_ = moved_at_ = Clock::now();
   watchdog_ = std::thread([this] { heartbeat(); });
   log(LogLevel::kInfo, Subsystem::kComm, "rank ", rank_, " of ", world_, " is connected (",
@@ -118,6 +122,12 @@ void Communicator::made_progress() {
 
 void Communicator::send(Rank peer, Message message) {
   message.call = call_;
+  post(peer, message);
+}
+
+void Communicator::post(Rank peer, const Message& message) {
+  ++traffic_.messages;
+  traffic_.bytes += kMessageBytes + static_cast<int64_t>(message.text.size());
   transport_->send(peer, message);
 }
 
@@ -174,20 +184,36 @@ void Communicator::drain(std::vector<Arrival>& arrivals) {
 
 void Communicator::wait(std::span<const Rank> peers_owing, const std::string& doing) {
   check_alive();
+  wait_until([&] { return has_message(); }, peers_owing, doing, false);
+}
+
+void Communicator::wait_until(const std::function<bool()>& here, std::span<const Rank> peers_owing,
+                              const std::string& doing, bool expects_blobs,
+                              const std::function<void()>& sleep) {
   Board* board = transport_->board(rank_);
   board->waiting_for = peers_owing.empty() ? -1 : peers_owing.front();
   moved_at_ = Clock::now();  // while this rank was busy, the others may have waited for it
-  while (!has_message()) {
+  while (!here()) {
     between();
-    pump(kSlice);
-    if (has_message()) break;
-    for (Rank peer = 0; peer < world_; ++peer)
-      if (!peers_[peer].blobs.empty() && peers_[peer].blobs.front().call == call_)
-        throw_different_calls(peer);
+    pump(sleep ? milliseconds(0) : kSlice);
+    if (here()) break;
+    check_same_call(expects_blobs);
     check_lost(peers_owing);
     check_silence(peers_owing, doing);
+    if (sleep) sleep();
   }
   board->waiting_for = -1;
+}
+
+void Communicator::check_same_call(bool expects_blobs) const {
+  if (expects_blobs) {
+    for (const Arrival& arrival : inbox_)
+      if (arrival.message.call == call_) throw_different_calls(arrival.peer);
+    return;
+  }
+  for (Rank peer = 0; peer < world_; ++peer)
+    if (!peers_[peer].blobs.empty() && peers_[peer].blobs.front().call == call_)
+      throw_different_calls(peer);
 }
 
 void Communicator::between() {
@@ -259,25 +285,14 @@ void Communicator::send_blob(Rank peer, const Blob& blob) {
   part.value = blob.size();
   do {
     part.text = blob.substr(part.offset, kMaxTextBytes);
-    transport_->send(peer, part);
+    post(peer, part);
     part.offset += part.text.size();
   } while (part.offset < blob.size());
 }
 
-Blob Communicator::receive_blob(Rank peer) {
+Blob Communicator::receive_blob(Rank peer, const std::string& doing) {
   const Rank owing[] = {peer};
-  moved_at_ = Clock::now();
-  while (peers_[peer].blobs.empty()) {
-    between();
-    transport_->board(rank_)->waiting_for = peer;
-    pump(kSlice);
-    if (!peers_[peer].blobs.empty()) break;
-    for (const Arrival& arrival : inbox_)
-      if (arrival.message.call == call_) throw_different_calls(arrival.peer);
-    check_lost(owing);
-    check_silence(owing, "agreeing with the other ranks");
-  }
-  transport_->board(rank_)->waiting_for = -1;
+  wait_until([&] { return !peers_[peer].blobs.empty(); }, owing, doing, true);
   made_progress();
   Complete received = std::move(peers_[peer].blobs.front());
   peers_[peer].blobs.pop_front();
@@ -285,24 +300,14 @@ Blob Communicator::receive_blob(Rank peer) {
   return std::move(received.blob);
 }
 
-std::vector<Blob> Communicator::all_gather(const Blob& mine) {
+std::span<std::byte> Communicator::lane_entry() {
   check_alive();
-  std::vector<Blob> all(world_);
-  all[rank_] = mine;
-  if (rank_ != 0) {
-    send_blob(0, mine);
-    const Blob packed = receive_blob(0);
-    BlobReader reader(packed);
-    for (Blob& blob : all) blob = reader.get_bytes();
-    return all;
-  }
-  for (Rank peer = 1; peer < world_; ++peer) all[peer] = receive_blob(peer);
-  BlobWriter writer;
-  for (const Blob& blob : all) writer.put_bytes(blob);
-  const Blob packed = std::move(writer).take();
-  for (Rank peer = 1; peer < world_; ++peer) send_blob(peer, packed);
-  flush();
-  return all;
+  return small_->entry();
+}
+
+Entries Communicator::exchange(size_t num_bytes, const char* doing) {
+  check_alive();
+  return small_->exchange(num_bytes, doing);
 }
 
 }  // namespace hybridengine

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/blob.h"
+#include "comm/small_exchange.h"
 #include "transport/fork_guard.h"
 #include "transport/transport.h"
 
@@ -66,15 +67,15 @@ class Communicator {
   /// out in a later call. Throws as wait() does. CallScope is the way to use both.
   void leave();
 
-  /// Every rank gives a blob and gets all of them, by rank. Within a call. Small data: it goes
-  /// through rank 0.
-  std::vector<Blob> all_gather(const Blob& mine);
+  /// Every rank gives some parts and gets those of all, by rank; where they are equal, the same
+  /// object. Within a call. gather.cc says how it grows.
+  std::vector<std::vector<std::shared_ptr<const Blob>>> gather(std::span<const Blob> parts);
 
-  /// Small data in microseconds: every rank writes up to kLaneBytes into lane_entry(), then calls
-  /// exchange() with their number and gets the entries of all ranks, by rank, valid until its next
-  /// exchange(). Within a call.
+  /// Small data in microseconds: every rank writes into lane_entry(), then calls exchange() with
+  /// the number of bytes and gets the entries of all ranks, by rank, valid until its next
+  /// exchange(). Within a call. small_exchange.h says how.
   std::span<std::byte> lane_entry();
-  std::span<const std::span<const std::byte>> exchange(size_t num_bytes, const char* doing);
+  Entries exchange(size_t num_bytes, const char* doing);
 
   /// Sends within the current call (the call number is filled in).
   void send(Rank peer, Message message);
@@ -94,6 +95,27 @@ class Communicator {
   /// Tells all ranks that this one cannot go on and why, and dies. Does not throw.
   void fail(const std::string& reason) noexcept;
 
+  /// What this rank has sent to others, but for payload.
+  struct Traffic {
+    int64_t messages = 0;
+    int64_t bytes = 0;
+  };
+  const Traffic& traffic() const { return traffic_; }
+
+  // For the parts of comm/.
+
+  /// Until `here()`: the one wait of the core, which watches peers, deadlines and Ctrl-C. Between
+  /// looks it takes messages, `slice` long, or calls `sleep` where there is one. `peers_owing` and
+  /// `doing` as in wait(), and it throws as that does. `expects_blobs`: a message of the engine is
+  /// a sign that a peer is in another call; else a blob is.
+  void wait_until(const std::function<bool()>& here, std::span<const Rank> peers_owing,
+                  const std::string& doing, bool expects_blobs,
+                  const std::function<void()>& sleep = {});
+  Blob receive_blob(Rank peer, const std::string& doing);
+  void send_blob(Rank peer, const Blob& blob);
+  void check_alive() const;
+  [[noreturn]] void throw_different_calls(Rank peer) const;
+
  private:
   void say_goodbye() noexcept;
   void flush();
@@ -103,13 +125,9 @@ class Communicator {
   void take(Arrival&& arrival);
   void take_blob_part(Rank peer, const Message& message);
   bool has_message() const;
-  Blob receive_blob(Rank peer);
-  void send_blob(Rank peer, const Blob& blob);
+  void post(Rank peer, const Message& message);
+  void check_same_call(bool expects_blobs) const;
 
-  void wait_for_entry(Rank peer, uint32_t turn, const char* doing);
-  [[noreturn]] void throw_different_calls(Rank peer) const;
-
-  void check_alive() const;
   void check_lost(std::span<const Rank> peers_owing);
   void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
   bool has_left(Rank peer) const;
@@ -142,9 +160,10 @@ class Communicator {
   uint64_t call_ = 0;
   std::vector<Peer> peers_;
   std::deque<Arrival> inbox_;
-  uint32_t posted_ = 0;  // entries of the lane
-  std::vector<std::span<const std::byte>> entries_;
   std::vector<Arrival> fresh_;
+  std::unique_ptr<SmallExchange> small_;  // from connect() on
+  bool mapped_ = false;                   // it goes through pages
+  Traffic traffic_;
 
   // What check_silence() remembers.
   std::chrono::steady_clock::time_point connected_at_, entered_at_, moved_at_, between_at_;

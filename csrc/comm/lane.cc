@@ -1,4 +1,4 @@
-// Small exchanges between all ranks through their lanes.
+// Small exchanges through lanes.
 //
 // Waiting has three phases: looking again at once (the peer runs on another core), giving the core
 // away (it does not), and sleeping until the peer posts. Only from the third on is there time to
@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
+#include "base/hash.h"
 #include "comm/communicator.h"
 
 namespace hybridengine {
@@ -70,61 +70,63 @@ bool reached(uint32_t posted, uint32_t wanted) {
   return static_cast<int32_t>(posted - wanted) >= 0;
 }
 
+class Lanes : public SmallExchange {
+ public:
+  explicit Lanes(Communicator& comm) : comm_(comm), entries_(comm.world()) {}
+
+  std::span<std::byte> entry() override { return lane_of(comm_.rank()).entries[(posted_ + 1) % 2]; }
+
+  Entries exchange(size_t num_bytes, const char* doing) override {
+    Lane& mine = lane_of(comm_.rank());
+    const uint32_t turn = ++posted_;
+    const uint64_t tag = digest_of(doing) << 32;  // what is exchanged rides along with its size
+    mine.num_bytes[turn % 2] = tag | num_bytes;
+    mine.posted.store(turn, std::memory_order_seq_cst);
+    wake_sleepers(mine);
+    for (Rank peer = 0; peer < comm_.world(); ++peer) {
+      if (peer != comm_.rank()) wait_for_entry(peer, turn, doing);
+      const Lane& lane = lane_of(peer);
+      const uint64_t shown = lane.num_bytes[turn % 2];
+      if (shown >> 32 != tag >> 32) comm_.throw_different_calls(peer);
+      const size_t bytes = std::min<uint64_t>(shown & UINT32_MAX, kLaneBytes);
+      entries_[peer] = std::span<const std::byte>(lane.entries[turn % 2], bytes);
+    }
+    return entries_;
+  }
+
+ private:
+  Lane& lane_of(Rank rank) const { return comm_.transport().board(rank)->lane; }
+
+  void wake_sleepers(const Lane& mine) const {
+    for (Rank peer = 0; peer < comm_.world(); ++peer)
+      if (peer != comm_.rank() && lane_of(peer).asleep.load(std::memory_order_seq_cst))
+        return futex_wake(mine.posted);
+  }
+
+  void wait_for_entry(Rank peer, uint32_t turn, const char* doing) {
+    const std::atomic<uint32_t>& posted = lane_of(peer).posted;
+    const auto here = [&] { return reached(posted.load(std::memory_order_acquire), turn); };
+    if (look_for(here) || yield_for(here)) return;
+    const Rank owing[] = {peer};
+    std::atomic<uint32_t>& asleep = lane_of(comm_.rank()).asleep;
+    comm_.wait_until(here, owing, doing, true, [&] {
+      asleep.store(1, std::memory_order_seq_cst);
+      const uint32_t seen = posted.load(std::memory_order_seq_cst);
+      if (!reached(seen, turn)) futex_wait(posted, seen);
+      asleep.store(0, std::memory_order_relaxed);
+    });
+    comm_.made_progress();
+  }
+
+  Communicator& comm_;
+  uint32_t posted_ = 0;
+  std::vector<std::span<const std::byte>> entries_;
+};
+
 }  // namespace
 
-std::span<std::byte> Communicator::lane_entry() {
-  check_alive();
-  return transport_->board(rank_)->lane.entries[(posted_ + 1) % 2];
-}
-
-std::span<const std::span<const std::byte>> Communicator::exchange(size_t num_bytes,
-                                                                   const char* doing) {
-  check_alive();
-  Lane& mine = transport_->board(rank_)->lane;
-  const uint32_t turn = ++posted_;
-  mine.num_bytes[turn % 2] = num_bytes;
-  mine.posted.store(turn, std::memory_order_seq_cst);
-  for (Rank peer = 0; peer < world_; ++peer)
-    if (peer != rank_ && transport_->board(peer)->lane.asleep.load(std::memory_order_seq_cst)) {
-      futex_wake(mine.posted);
-      break;
-    }
-  entries_.resize(world_);
-  for (Rank peer = 0; peer < world_; ++peer) {
-    if (peer != rank_) wait_for_entry(peer, turn, doing);
-    const Lane& lane = transport_->board(peer)->lane;
-    const size_t bytes = std::min<uint64_t>(lane.num_bytes[turn % 2], kLaneBytes);
-    entries_[peer] = std::span<const std::byte>(lane.entries[turn % 2], bytes);
-  }
-  return entries_;
-}
-
-void Communicator::wait_for_entry(Rank peer, uint32_t turn, const char* doing) {
-  const std::atomic<uint32_t>& posted = transport_->board(peer)->lane.posted;
-  const auto here = [&] { return reached(posted.load(std::memory_order_acquire), turn); };
-  if (look_for(here) || yield_for(here)) return;
-  Board* board = transport_->board(rank_);
-  const Rank owing[] = {peer};
-  moved_at_ = std::chrono::steady_clock::now();
-  board->waiting_for = peer;
-  while (!here()) {
-    between();
-    pump(std::chrono::microseconds(0));
-    if (here()) break;
-    for (Rank other = 0; other < world_; ++other)
-      if (!peers_[other].blobs.empty() && peers_[other].blobs.front().call == call_)
-        throw_different_calls(other);
-    for (const Arrival& arrival : inbox_)
-      if (arrival.message.call == call_) throw_different_calls(arrival.peer);
-    check_lost(owing);
-    check_silence(owing, doing);
-    board->lane.asleep.store(1, std::memory_order_seq_cst);
-    const uint32_t seen = posted.load(std::memory_order_seq_cst);
-    if (!reached(seen, turn)) futex_wait(posted, seen);
-    board->lane.asleep.store(0, std::memory_order_relaxed);
-  }
-  board->waiting_for = -1;
-  made_progress();
+std::unique_ptr<SmallExchange> make_lanes(Communicator& comm) {
+  return std::make_unique<Lanes>(comm);
 }
 
 }  // namespace hybridengine

@@ -82,6 +82,7 @@ struct Caps {
   bool pull = false;       // peers' ordinary memory may be readable: PeerMemory::readable says
   bool processes = false;  // reaches other processes (loopback and null do not)
   bool payload = true;     // false: bytes are accounted for, not moved (null)
+  bool page = true;        // peers' boards are mapped, lanes too: false where only messages go
 };
 
 class Transport {

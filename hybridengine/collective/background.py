@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -108,10 +109,21 @@ class Worker:
             work._settle()  # whoever waits for it may make the next call at once
 
 
+def _agreed(comm: Communicator, function: Callable[..., None], *args: Any) -> None:
+    try:
+        function(*args)
+    except UsageError:
+        if comm.dead:
+            raise
+        with comm.agreed():  # of one rank alone it would have been the end of the communicator
+            raise
+
+
 def run(
     comm: Communicator, function: Callable[..., None], args: tuple[Any, ...], async_op: bool
 ) -> Work | None:
     """Calls `function` as a call of `comm`, after all that was begun before it."""
+    function = functools.partial(_agreed, comm, function)
     if async_op:
         if comm.worker is None:
             comm.worker = Worker(comm)

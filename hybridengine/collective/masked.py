@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree, raise_first
 from hybridengine.comm import Communicator, communicator_of
 from hybridengine.layouts.held import writable
 from hybridengine.options import size_bytes
@@ -106,7 +107,7 @@ class _Arguments:
     """What this rank passed. Without memory where the statement has an error."""
 
     error: str = ""
-    statement: bytes = b""
+    stated: dict[str, Any] = field(default_factory=dict)
     out: list[Any] | None = None
     counts: list[Any] | None = None
     reduction: Any = None
@@ -154,7 +155,7 @@ def _read_arguments(
     except UsageError as fault:
         mine.error = str(fault)
     stated = {key: each if isinstance(each, list) else str(each) for key, each in stated.items()}
-    mine.statement = json.dumps({"error": mine.error, "masked_all_reduce": stated}).encode()
+    mine.stated = stated
     return mine
 
 
@@ -218,28 +219,20 @@ def _as_given(tensors: list[Any] | None, single: bool) -> Any:
 
 def _reduce(comm: Communicator, mine: _Arguments) -> None:
     """Throws UsageError unless all ranks said the same, and nothing is wrong."""
+    stated = agree(comm, lambda: {"error": mine.error, **mine.stated}, _same_call)
     with comm.call():
-        statements = comm.all_gather(mine.statement)
-    if mine.error or len(set(statements)) > 1:
-        raise UsageError(_first_fault(statements))
-    with comm.call():
-        mine.reduction.run(comm.core, _core.digest(statements[0]))
+        mine.reduction.run(comm.core, _core.digest(json.dumps(stated).encode()))
 
 
-def _first_fault(statements: Sequence[bytes]) -> str:
-    """What is wrong with the calls of all ranks, in the words that each of them raises."""
-    decoded = [json.loads(each) for each in statements]
-    errors = [each["error"] for each in decoded]
-    for rank, error in enumerate(errors):
-        if error:
-            return error if errors.count(error) == len(errors) else f"rank {rank}: {error}"
-    first = decoded[0].get("masked_all_reduce", {})
-    for rank, each in enumerate(decoded):
-        other = each.get("masked_all_reduce", {})
-        for key in [*first, *other]:
+def _same_call(shown: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What all ranks pass. Throws UsageError where one has an error, or passes something else."""
+    raise_first([each["error"] for each in shown])
+    first = shown[0]
+    for rank, other in enumerate(shown):
+        for key in [*first, *other] if other is not first else ():
             if first.get(key) != other.get(key):
-                return (
+                raise UsageError(
                     f"ranks call masked_all_reduce differently: {key} is {first.get(key)} on rank "
                     f"0 and {other.get(key)} on rank {rank}. Pass the same on every rank."
                 )
-    return "ranks make different calls. Make the same on every rank, in the same order."
+    return first

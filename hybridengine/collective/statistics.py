@@ -6,10 +6,12 @@ Every function gives the same bits on every rank.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree
 from hybridengine.comm import Communicator, communicator_of
 from hybridengine.options import whole
 from hybridengine.wording import kind_of
@@ -38,19 +40,22 @@ def masked_mean_var(values: Any, keep: Any, comm: Communicator | None = None) ->
     """
     comm = communicator_of(comm)
     with comm.between_calls():
-        mine, kept = _first_pass(values, keep)
+        kept: list[Any] = []  # values, in float64
+
+        def first_pass() -> dict[str, Any]:
+            error = _fault(values, keep)
+            if not error:
+                kept.append(_kept(values, keep))
+            return asdict(_part_of(kept[0]) if kept else _Part(error))
+
+        parts = agree(comm, first_pass, _parts)
+        count = sum(each.count for each in parts)
+        if count == 0:
+            return MeanVar(0, 0.0, 0.0)
+        mean = _mean([each for each in parts if each.count > 0], count)
         with comm.call():
-            parts = [_Part(**json.loads(each)) for each in comm.all_gather(_encoded(mine))]
-            error = next((each.error for each in parts if each.error), "")
-            count = sum(each.count for each in parts)
-            mean = squares = 0.0
-            if not error and count > 0:
-                mean = _mean([each for each in parts if each.count > 0], count)
-                rest = comm.all_gather(json.dumps(_second_pass(kept, mean)).encode())
-                squares = _squares([json.loads(each) for each in rest], count)
-        if error:
-            raise UsageError(error)
-    return MeanVar(count, mean, squares / count if count else 0.0)
+            rest = comm.all_gather(json.dumps(_second_pass(kept[0], mean)).encode())
+        return MeanVar(count, mean, _squares([json.loads(each) for each in rest], count) / count)
 
 
 def block_scores(gradients: Any, rows: int) -> Any:
@@ -93,22 +98,32 @@ class _Part:
     largest: float = 0.0
 
 
-def _encoded(part: _Part) -> bytes:
-    return json.dumps(asdict(part)).encode()  # numbers come back as the same bits
+def _parts(shown: list[Mapping[str, Any]]) -> list[_Part]:
+    parts = [_Part(**each) for each in shown]
+    for each in parts:
+        if each.error:
+            raise UsageError(each.error)
+    return parts
 
 
-def _first_pass(values: Any, keep: Any) -> tuple[_Part, Any]:
-    """This rank's part, and its kept values in float64."""
+def _fault(values: Any, keep: Any) -> str:
     for name, each in (("values", values), ("keep", keep)):
         if not hasattr(each, "shape") and not (name == "keep" and each is None):
-            return _Part(f"{name} is {kind_of(each)}. Give a torch tensor."), None
+            return f"{name} is {kind_of(each)}. Give a torch tensor."
     if keep is not None and tuple(keep.shape) != tuple(values.shape):
-        error = f"keep is {list(keep.shape)}, values are {list(values.shape)}. Give one shape."
-        return _Part(error), None
-    kept = (values if keep is None else values[keep.bool()]).detach().double().reshape(-1)
+        return f"keep is {list(keep.shape)}, values are {list(values.shape)}. Give one shape."
+    return ""
+
+
+def _kept(values: Any, keep: Any) -> Any:
+    """The values that count on this rank, in float64."""
+    return (values if keep is None else values[keep.bool()]).detach().double().reshape(-1)
+
+
+def _part_of(kept: Any) -> _Part:
     if kept.numel() == 0:
-        return _Part(), kept
-    return _Part("", kept.numel(), float(kept.sum()), float(kept.min()), float(kept.max())), kept
+        return _Part()
+    return _Part("", kept.numel(), float(kept.sum()), float(kept.min()), float(kept.max()))
 
 
 def _second_pass(kept: Any, mean: float) -> tuple[float, float]:

@@ -6,14 +6,14 @@ ranks contradict each other, the error names both and what differs first.
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree, raise_first
 from hybridengine.comm import Communicator
 from hybridengine.layouts.grammar import format_ranks
 from hybridengine.layouts.infer import LocalShapes
@@ -43,22 +43,15 @@ class Statement:
     out: list[str] | None = None  # names of the tensors to write into
     out_uncut: list[str] | None = None
 
-    def encode(self) -> bytes:
-        return zlib.compress(json.dumps(asdict(self)).encode(), 1)
-
-    @staticmethod
-    def decode(blob: bytes) -> Statement:
-        statement = Statement(**json.loads(zlib.decompress(blob)))
-        if statement.rows is not None:
-            statement.rows = [(name, tuple(shape), dtype) for name, shape, dtype in statement.rows]
-        return statement
-
 
 def gather(comm: Communicator, mine: Statement) -> list[Statement]:
     """Every rank's statement. Throws UsageError where one found an error, or where arguments
-    differ."""
-    with comm.call():
-        statements = [Statement.decode(blob) for blob in comm.all_gather(mine.encode())]
+    differ. Ranks that hold the same have one list of rows."""
+    return agree(comm, lambda: vars(mine), _checked)
+
+
+def _checked(shown: list[Mapping[str, Any]]) -> list[Statement]:
+    statements = _statements(shown)
     for rank, each in enumerate(statements):
         for key, value in statements[0].options.items():
             if each.options[key] != value:
@@ -66,7 +59,19 @@ def gather(comm: Communicator, mine: Statement) -> list[Statement]:
                     f"ranks call reshard differently: {key} is {value!r} on rank 0 and "
                     f"{each.options[key]!r} on rank {rank}. Pass the same arguments everywhere."
                 )
-    _raise_first([each.error for each in statements])
+    raise_first([each.error for each in statements])
+    return statements
+
+
+def _statements(shown: list[Mapping[str, Any]]) -> list[Statement]:
+    statements = [Statement(**each) for each in shown]
+    read: dict[int, list[Row]] = {}
+    for each in statements:
+        if each.rows is not None:
+            key = id(each.rows)
+            if key not in read:
+                read[key] = [(name, tuple(shape), dtype) for name, shape, dtype in each.rows]
+            each.rows = read[key]
     return statements
 
 
@@ -100,14 +105,15 @@ def common_spec(statements: list[Statement], rule: LayoutRule, *, partial: bool)
     the local shapes add up to."""
     held = {rank: statements[rank] for rank in rule.ranks}
     tied = _tied_names(held)
-    held = {rank: _untied(each, tied) for rank, each in held.items()}
+    untied = {rank: _untied(each, tied) for rank, each in _distinct(held).items()}
+    held = {rank: untied[first] for rank, first in _first_alike(held).items()}
     lowest = held[min(held)]
     assert lowest.rows is not None
     config = ModelConfig.load(lowest.config) if lowest.config else None
     expected = Spec.from_architecture(config) if config is not None else None
     if lowest.whole or rule.family in ("replicated", "hf"):
         rows = lowest.rows
-        _check_rows_agree(held)
+        _check_rows_agree(untied)
     elif rule.family == "fsdp2" and rule.arg("tp") == 1:
         _check_sharded(lowest, rule, expected)
         rows = rule.infer_spec(_local_shapes(held)).tensors
@@ -213,7 +219,7 @@ def _tied_names(held: dict[int, Statement]) -> dict[str, str]:
     """{second name: name} of what is one tensor on every rank that has bytes of it. The name is the
     lowest rank's first, for dicts may come in different orders."""
     groups: list[set[str]] = []
-    for each in held.values():
+    for each in _distinct(held).values():
         for pair in map(set, each.aliases or []):
             touched = [group for group in groups if group & pair]
             groups = [group for group in groups if not group & pair]
@@ -223,7 +229,7 @@ def _tied_names(held: dict[int, Statement]) -> dict[str, str]:
     for group in groups:
         first = min(group, key=lambda n: (order.index(n) if n in order else len(order), n))
         tied |= {name: first for name in sorted(group - {first})}
-        _check_tied_everywhere(held, group)
+        _check_tied_everywhere(_distinct(held), group)
     return tied
 
 
@@ -239,6 +245,19 @@ def _check_tied_everywhere(held: dict[int, Statement], group: set[str]) -> None:
                 f"ranks hold different models: {apart[1]!r} shares the memory of {apart[0]!r} on "
                 f"rank {where} and not on rank {rank}. Tie them on every rank, or on none."
             )
+
+
+def _first_alike(held: dict[int, Statement]) -> dict[int, int]:
+    """For each rank the first that holds the same: most do, and each is looked at once."""
+    first: dict[Any, int] = {}
+    return {
+        rank: first.setdefault((id(each.rows), repr(each.aliases), repr(each.empty)), rank)
+        for rank, each in held.items()
+    }
+
+
+def _distinct(held: dict[int, Statement]) -> dict[int, Statement]:
+    return {rank: held[rank] for rank in dict.fromkeys(_first_alike(held).values())}
 
 
 def _untied(statement: Statement, tied: dict[str, str]) -> Statement:
@@ -303,22 +322,23 @@ def same_everywhere(comm: Communicator, error: str, parts: list[Part]) -> None:
     Throws UsageError with the first line that differs, or else with the first error.
     """
     mine = {"error": error, "digests": {part.name: part.digest for part in parts}}
-    with comm.call():
-        replies = [json.loads(blob) for blob in comm.all_gather(json.dumps(mine).encode())]
-    texts = {part.name: part.text for part in parts}
-    names = dict.fromkeys(name for each in replies for name in each["digests"])
-    for name in names:
-        # Every rank sees the same replies, so all of them go the same way here.
-        if len({each["digests"][name] for each in replies if name in each["digests"]}) > 1:
-            _raise_difference(comm, name, texts[name]() if name in texts else None)
-    _raise_first([each["error"] for each in replies])
+    differs = agree(comm, lambda: mine, _first_difference)
+    if differs is not None:
+        text = next((part.text for part in parts if part.name == differs), lambda: None)
+        agree(comm, lambda: {"text": text()}, functools.partial(_raise_difference, differs))
 
 
-def _raise_difference(comm: Communicator, name: str, text: str | None) -> None:
-    packed = b"" if text is None else zlib.compress(text.encode())
-    with comm.call():
-        blobs = enumerate(comm.all_gather(packed))
-    texts = {rank: zlib.decompress(blob).decode() for rank, blob in blobs if blob}
+def _first_difference(shown: list[Mapping[str, Any]]) -> str | None:
+    """The part that ranks have otherwise. Throws UsageError where there is only an error."""
+    for name in dict.fromkeys(name for each in shown for name in each["digests"]):
+        if len({each["digests"][name] for each in shown if name in each["digests"]}) > 1:
+            return str(name)
+    raise_first([each["error"] for each in shown])
+    return None
+
+
+def _raise_difference(name: str, shown: list[Mapping[str, Any]]) -> None:
+    texts = {rank: each["text"] for rank, each in enumerate(shown) if each["text"] is not None}
     first = min(texts)
     for rank, other in texts.items():
         lines = zip_longest(texts[first].splitlines(), other.splitlines(), fillvalue="nothing")
@@ -330,15 +350,6 @@ def _raise_difference(comm: Communicator, name: str, text: str | None) -> None:
                     "same on every rank."
                 )
     raise UsageError(f"ranks disagree about the {name}. Pass the same on every rank.")
-
-
-def _raise_first(errors: list[str]) -> None:
-    """Throws UsageError where a rank has an error; names the rank unless all have that one."""
-    for rank, error in enumerate(errors):
-        if error:
-            raise UsageError(
-                error if errors.count(error) == len(errors) else f"rank {rank}: {error}"
-            )
 
 
 def layout_text(layout: Layout) -> str:

@@ -6,12 +6,12 @@ verify: every rank then reads all that it holds, and each tells the others a dig
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree
 from hybridengine.comm import Communicator
 from hybridengine.layouts.layout import Layout
 
@@ -25,11 +25,17 @@ def check_replicas(comm: Communicator, layout: Layout, sources: list[Any]) -> No
     stored = sum(map(layout.num_bytes, layout.ranks))
     if layout.core.op != "copy" or stored == layout.spec.core.num_bytes:
         return  # contributions, or each byte once
-    with comm.call():
-        blobs = comm.all_gather(json.dumps(_digests(layout, comm.rank, sources)).encode())
+    agree(
+        comm,
+        lambda: {"parts": _digests(layout, comm.rank, sources)},
+        lambda shown: _check_equal(layout, [each["parts"] for each in shown]),
+    )
+
+
+def _check_equal(layout: Layout, held: list[Any]) -> None:
     first: dict[tuple[Any, ...], tuple[int, int]] = {}
-    for rank, blob in enumerate(blobs):
-        for tensor, start, size, digest in json.loads(blob):
+    for rank, parts in enumerate(held):
+        for tensor, start, size, digest in parts:
             part = (tensor, *start, *size)
             other, expected = first.setdefault(part, (rank, digest))
             if digest != expected:

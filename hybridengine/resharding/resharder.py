@@ -88,7 +88,8 @@ class Resharder:
             )
             statements = gather(self.comm, mine.statement)
             rules, held = (mine.src, mine.dst), mine.held
-            check_roles(statements, tuple(mine.src.ranks), tuple(mine.dst.ranks))
+            with self.comm.agreed():
+                check_roles(statements, tuple(mine.src.ranks), tuple(mine.dst.ranks))
             parts: list[Part] = []
             error = ""
             try:
@@ -196,7 +197,7 @@ class Resharder:
         """Before a run: that this rank's tensors are those of the constructor, and with `verify`
         that replicas agree."""
         if self._origin is not None:
-            with self.comm.between_calls(spare=()):
+            with self.comm.between_calls():
                 self._origin.check()
         if self.verify:
             check_replicas(self.comm, self.src, self._sources)

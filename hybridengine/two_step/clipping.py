@@ -35,8 +35,8 @@ def norm_of(sums: Iterable[float]) -> float:
 
 def global_norm(comm: Communicator, pieces: Iterable[Any]) -> float:
     """The 2-norm over the pieces of all ranks, the same on each. Collective."""
-    mine = array.array("d", sums_of_squares(pieces))
     with comm.call():
+        mine = array.array("d", sums_of_squares(pieces))
         replies = comm.all_gather(mine.tobytes())
     sums = array.array("d")
     for reply in replies:

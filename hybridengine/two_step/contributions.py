@@ -6,12 +6,12 @@ any rank count as absent, and one that only some ranks have is an error on all o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree
 from hybridengine.comm import Communicator
 from hybridengine.layouts.held import held_by
 from hybridengine.layouts.layout import Layout
@@ -57,45 +57,19 @@ class Contributions:
         Throws UsageError on every rank, and changes nothing, where a gradient is missing on some
         ranks only or does not fit.
         """
-        with self._comm.between_calls():
-            absent = sorted(name for name, each in self._parameters.items() if each.grad is None)
-            error = ""
-            try:
-                self._take(set(absent))
-            except UsageError as fault:
-                error = str(fault)
-            absent = self._agree(error, absent)
+        absent = agree(self._comm, self._take, _absent_everywhere)
         self._resharder.run()
         self._release()
         return absent
-
-    def _agree(self, error: str, absent: list[str]) -> list[str]:
-        """What is absent on every rank that trains. Throws UsageError as reduce() says."""
-        mine = json.dumps([error, absent if self._member else None])
-        with self._comm.call():
-            replies = [json.loads(blob) for blob in self._comm.all_gather(mine.encode())]
-        for rank, (fault, _) in enumerate(replies):
-            if fault:
-                raise UsageError(f"rank {rank}: {fault}")
-        members = [
-            (rank, set(names)) for rank, (_, names) in enumerate(replies) if names is not None
-        ]
-        first, agreed = members[0]
-        for rank, names in members:
-            for name in sorted(names ^ agreed):
-                off, on = (rank, first) if name in names else (first, rank)
-                raise UsageError(
-                    f"{name!r} has a gradient on rank {on} and none on rank {off}. Give it one on "
-                    "every rank, zeros where the loss does not reach it, or on none."
-                )
-        return sorted(agreed)
 
     @property
     def report(self) -> Report:
         assert self._resharder.report is not None
         return self._resharder.report
 
-    def _take(self, absent: set[str]) -> None:
+    def _take(self) -> dict[str, Any]:
+        """Gives the slots what autograd left. Says which parameters have no gradient here."""
+        absent = sorted(name for name, each in self._parameters.items() if each.grad is None)
         for name, each in self._frozen.items():
             if each.grad is not None:
                 raise UsageError(
@@ -114,7 +88,24 @@ class Contributions:
                     f"{self._dtypes[name]}. Keep gradients in the type of their parameters."
                 )
             slot.data = local.contiguous()
+        return {"absent": absent if self._member else None}
 
     def _release(self) -> None:
         for slot in self._slots.values():
             slot.data = slot.new_empty(0)
+
+
+def _absent_everywhere(shown: list[Mapping[str, Any]]) -> list[str]:
+    """The parameters without a gradient, which every rank that trains must have in common."""
+    members = [
+        (rank, set(each["absent"])) for rank, each in enumerate(shown) if each["absent"] is not None
+    ]
+    first, agreed = members[0]
+    for rank, names in members:
+        for name in sorted(names ^ agreed):
+            off, on = (rank, first) if name in names else (first, rank)
+            raise UsageError(
+                f"{name!r} has a gradient on rank {on} and none on rank {off}. Give it one on "
+                "every rank, zeros where the loss does not reach it, or on none."
+            )
+    return sorted(agreed)

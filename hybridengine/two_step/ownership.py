@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from typing import Any
 
 from hybridengine import _core
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree
 from hybridengine.comm import Communicator
 from hybridengine.layouts.layout import Layout
 
@@ -29,8 +31,11 @@ def owners_for(train: Layout, gen: Layout) -> Layout:
 def agree_on_trained(comm: Communicator, train: Layout, mine: list[str]) -> list[str]:
     """The logical tensors that train, from the local names that do. Throws UsageError on every rank
     where the ranks of `train` contradict each other, or nothing trains."""
-    with comm.call():
-        replies = [json.loads(blob) for blob in comm.all_gather(json.dumps(mine).encode())]
+    return agree(comm, lambda: {"names": mine}, lambda shown: _trained(train, shown))
+
+
+def _trained(train: Layout, shown: list[Mapping[str, Any]]) -> list[str]:
+    replies = [each["names"] for each in shown]
     first = train.ranks[0]
     for rank in train.ranks:
         for name in sorted(set(replies[rank]) ^ set(replies[first])):

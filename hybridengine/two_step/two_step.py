@@ -14,6 +14,7 @@ from typing import Any
 
 from hybridengine import _core
 from hybridengine._core import UsageError
+from hybridengine.agreement import check_everywhere
 from hybridengine.comm import Communicator
 from hybridengine.layouts.held import held_by
 from hybridengine.layouts.layout import Layout
@@ -22,7 +23,6 @@ from hybridengine.layouts.placements import is_distributed
 from hybridengine.layouts.planning import LayoutLike, as_rule
 from hybridengine.layouts.wrappers import inside
 from hybridengine.options import callable_
-from hybridengine.resharding.agree import same_everywhere
 from hybridengine.resharding.arguments import communicator_for
 from hybridengine.resharding.report import Report
 from hybridengine.resharding.resharder import Resharder
@@ -98,28 +98,29 @@ class TwoStep:
         self.max_norm = max_norm
         self.report: StepReport | None = None
         self._module = module
-        with self.comm.between_calls():
-            error = ""
-            try:
-                self._module = _inner(module)
-                if train_layout is None:
-                    train_layout = self._found_layout()
-                _check_options(max_norm, grad_op)
-                callable_("optimizer_factory", optimizer_factory)
-                as_rule(gen_layout, "gen_layout")
-                as_rule(train_layout, "train_layout")
-                prove_element_wise(optimizer_factory)
-            except UsageError as fault:
-                error = str(fault)
-            same_everywhere(self.comm, error, [])
+
+        def check() -> None:
+            nonlocal train_layout
+            self._module = _inner(module)
+            if train_layout is None:
+                train_layout = self._found_layout()
+            _check_options(max_norm, grad_op)
+            callable_("optimizer_factory", optimizer_factory)
+            as_rule(gen_layout, "gen_layout")
+            as_rule(train_layout, "train_layout")
+            prove_element_wise(optimizer_factory)
+
+        check_everywhere(self.comm, check)
         assert train_layout is not None, "found above"
         loader = Resharder(self._module, train_layout, gen_layout, comm=self.comm, dtype=dtype)
         self.generation = loader.run()
         self._train, self._gen = loader.src, loader.dst
         self._take_parameters()
         self._make_pieces(grad_op)
-        with self.comm.between_calls():
-            self.optimizer = self._masters.make_optimizer(optimizer_factory)
+        check_everywhere(self.comm, lambda: self._make_optimizer(optimizer_factory))
+
+    def _make_optimizer(self, factory: OptimizerFactory) -> None:
+        self.optimizer = self._masters.make_optimizer(factory)
 
     def _found_layout(self) -> LayoutLike:
         """As the module's DTensors say, which know all ranks; else everything is whole."""
@@ -142,8 +143,7 @@ class TwoStep:
 
     def _make_pieces(self, grad_op: str) -> None:
         rank, comm = self.comm.rank, self.comm
-        with comm.between_calls():
-            trained = agree_on_trained(comm, self._train, sorted(self._parameters))
+        trained = agree_on_trained(comm, self._train, sorted(self._parameters))
         train, gen = (
             Layout(_core.select_tensors(each.core, trained)) for each in (self._train, self._gen)
         )
@@ -232,20 +232,23 @@ class TwoStep:
         """What state_dict() gave on this rank, for the same model, layouts and world. Training and
         generation get the weights in it. Throws UsageError, on every rank, where it does not fit.
         """
+        check_everywhere(self.comm, lambda: self._check_state(state))
         with self.comm.between_calls():
-            error = ""
-            if not isinstance(state, Mapping):
-                error = f"state is {kind_of(state)}. Pass what state_dict() gave on this rank."
-            elif state.get("owners") != self._owners.core.digest():
-                error = (
-                    "this state belongs to other pieces: the model, the layouts or the number of "
-                    "ranks changed, or it is another rank's. Load it where it was saved."
-                )
-            same_everywhere(self.comm, error, [])
             for name, master in self._masters.tensors.items():
                 master.copy_(state["masters"][name])
             self.optimizer.load_state_dict(state["optimizer"])
         self._update.run()
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"state is {kind_of(state)}. Pass what state_dict() gave on this rank."
+            )
+        if state.get("owners") != self._owners.core.digest():
+            raise UsageError(
+                "this state belongs to other pieces: the model, the layouts or the number of "
+                "ranks changed, or it is another rank's. Load it where it was saved."
+            )
 
 
 def _inner(module: Any) -> Any:
