@@ -4,6 +4,8 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -160,7 +162,8 @@ void bind_spec(py::module_& module) {
       .def("save", [](const Spec& spec) { return py::bytes(spec.save()); })
       .def_static(
           "load",
-          [](const py::bytes& blob) { return std::make_shared<Spec>(Spec::load(as_view(blob))); })
+          [](const py::bytes& blob) { return std::make_shared<Spec>(Spec::load(as_view(blob))); },
+          py::arg("blob"))
       .def("__eq__", [](const Spec& a, const Spec& b) { return a == b; })
       .def("__str__", &Spec::to_string);
 }
@@ -210,8 +213,9 @@ void bind_derived(py::module_& module) {
       py::arg("layout"), py::arg("names"), "The layout of these tensors alone.");
   module.def(
       "common_part",
-      [=](const Held& layout, const Held& other) {
-        return mutable_pointer(common_part(layout, other));
+      [=](const Held& layout, const Held& other) -> std::optional<Held> {
+        const LayoutPtr part = common_part(layout, other);
+        return part ? std::optional(mutable_pointer(part)) : std::nullopt;
       },
       py::arg("layout"), py::arg("other"),
       "The layout cut down to what each rank has in the other one too; None if that is not all.");
@@ -221,7 +225,7 @@ void bind_derived(py::module_& module) {
   module.def(
       "make_update",
       [=](const Held& owners, const Held& train, const Held& gen) {
-        const Update update = make_update(owners, train, gen);
+        const UpdateLayouts update = make_update(owners, train, gen);
         return std::pair(mutable_pointer(update.src), mutable_pointer(update.dst));
       },
       py::arg("owners"), py::arg("train"), py::arg("gen"),
@@ -265,10 +269,12 @@ void bind_layout(py::module_& module) {
       .def("digest", &Layout::digest)
       .def("to_string", &Layout::to_string, py::arg("rank"))
       .def("save", [](const Layout& layout) { return py::bytes(layout.save()); })
-      .def_static("load",
-                  [](const py::bytes& blob) {
-                    return std::make_shared<Layout>(Layout::load(as_view(blob)));
-                  })
+      .def_static(
+          "load",
+          [](const py::bytes& blob) {
+            return std::make_shared<Layout>(Layout::load(as_view(blob)));
+          },
+          py::arg("blob"))
       .def("__eq__", [](const Layout& a, const Layout& b) { return a == b; });
   module.def(
       "bind",

@@ -79,7 +79,7 @@ class Updater {
                                          std::vector<std::pair<std::string, std::string>>());
   }
 
-  Update run() {
+  UpdateLayouts run() {
     const LayoutPtr dst = make_dst();
     return {make_src(*dst), dst};
   }
@@ -149,7 +149,7 @@ class Updater {
 
 }  // namespace
 
-Update make_update(const LayoutPtr& owners, const LayoutPtr& train, const LayoutPtr& gen) {
+UpdateLayouts make_update(const LayoutPtr& owners, const LayoutPtr& train, const LayoutPtr& gen) {
   return Updater(owners, train, gen).run();
 }
 
