@@ -199,7 +199,7 @@ def test_an_execution_checks_its_memory():
             ([good], [torch.ones(4, 2).half()]),
         ):
             with pytest.raises(UsageError) as raised:
-                _core.Execution(comm.core, schedule, _core.SourceTables(), src, dst)
+                _core.Run(comm.core, _core.Routine(schedule, comm.rank), src, dst)
             said.append(str(raised.value))
         return said
 
@@ -222,10 +222,10 @@ def test_a_grant_past_the_end_of_memory_is_refused():
     meeting.join()
     peer.set_board(1, heartbeat_ns=time.monotonic_ns(), call=1)
     comm.enter()
-    execution = _core.Execution(comm, schedule, _core.SourceTables(), [torch.ones(4096)], [])
+    run = _core.Run(comm, _core.Routine(schedule, 0), [torch.ones(4096)], [])
     peer.send(0, GRANTED, 0, call=1, offset=(1 << 64) - 4)
     with pytest.raises(TransportError, match="a slot that no memory has"):
-        execution.advance()
+        run.advance()
     comm.close()
     peer.close()
 
@@ -240,7 +240,7 @@ def test_a_segment_that_is_too_small_is_refused():
         into = list(empty(Layout.hf(ranks=[1]).bind(spec), comm.rank).values())
         mine = [torch.ones(sizes[0])] if comm.rank == 0 else []
         with pytest.raises(TransportError) as raised, comm.call():
-            _core.Execution(comm.core, schedule, _core.SourceTables(), mine, into).advance()
+            _core.Run(comm.core, _core.Routine(schedule, comm.rank), mine, into).advance()
         return str(raised.value)
 
     assert (

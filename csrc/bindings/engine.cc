@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/memory.h"
-#include "engine/execution.h"
 #include "engine/fresh_memory.h"
 #include "engine/huge_pages.h"
+#include "engine/run.h"
 
 namespace py = pybind11;
 
@@ -19,25 +19,23 @@ TensorMemory to_memory(const BorrowedMemory& borrowed) {
   return {borrowed.data, borrowed.shape, borrowed.strides, borrowed.dtype};
 }
 
-/// Holds the Python tensors for as long as the execution knows their addresses.
-class BoundExecution {
+/// Holds the Python tensors for as long as the run knows their addresses.
+class BoundRun {
  public:
-  BoundExecution(Communicator& comm, SchedulePtr schedule, SourceTables& tables,
-                 const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
-                 RunOptions options) {
+  BoundRun(Communicator& comm, Routine& routine, const py::list& src, const py::list& dst,
+           const std::vector<int32_t>& aliased) {
     std::vector<TensorMemory> sources =
         borrow(src, [](py::handle each) { return borrow_memory(each); });
     std::vector<TensorMemory> targets = borrow(dst, borrow_writable);
     const py::gil_scoped_release release;  // staging is reserved
-    execution_.emplace(comm, std::move(schedule), tables, std::move(sources), std::move(targets),
-                       aliased, std::move(options));
+    run_.emplace(comm, routine, std::move(sources), std::move(targets), aliased);
   }
 
   py::tuple advance() {
     Event event;
     {
       py::gil_scoped_release release;
-      event = execution_->advance();
+      event = run_->advance();
     }
     constexpr const char* kNames[] = {"done", "need", "finished"};
     return py::make_tuple(kNames[static_cast<int>(event.kind)], event.local);
@@ -45,18 +43,19 @@ class BoundExecution {
 
   void provide(int32_t local, const py::object& tensor) {
     provided_[py::int_(local)] = tensor;
-    execution_->provide(local, to_memory(borrow_writable(tensor)));
+    run_->provide(local, to_memory(borrow_writable(tensor)));
   }
 
   /// The caller took a finished tensor: it may be gone from now on.
   void release(int32_t local) { provided_.attr("pop")(local); }
 
-  const Report& report() const { return execution_->report(); }
+  const Report& report() const { return run_->report(); }
 
  private:
   template <class Borrow>
   std::vector<TensorMemory> borrow(const py::list& tensors, const Borrow& borrow_one) {
     std::vector<TensorMemory> memory;
+    memory.reserve(tensors.size());
     for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_one(tensor)));
     kept_.append(tensors);
     return memory;
@@ -64,8 +63,15 @@ class BoundExecution {
 
   py::list kept_;
   py::dict provided_;
-  std::optional<Execution> execution_;
+  std::optional<Run> run_;
 };
+
+std::string describe_program(Routine& routine, const py::list& src, const py::list& dst) {
+  std::vector<TensorMemory> tensors;
+  for (const py::list& list : {src, dst})
+    for (const py::handle tensor : list) tensors.push_back(to_memory(borrow_memory(tensor)));
+  return routine.program_for(tensors).to_string();
+}
 
 py::dict to_dict(const Report& report) {
   py::dict result;
@@ -157,8 +163,6 @@ void bind_huge_pages(py::module_& module) {
 void bind_engine(py::module_& module) {
   bind_fresh_memory(module);
   bind_huge_pages(module);
-  py::class_<SourceTables>(module, "SourceTables", "Addresses told to peers, kept from run to run.")
-      .def(py::init<>());
   module.def(
       "packed_offsets",
       [](const std::shared_ptr<Layout>& layout, Rank rank) {
@@ -166,24 +170,29 @@ void bind_engine(py::module_& module) {
       },
       py::arg("layout"), py::arg("rank"),
       "Byte offsets of a rank's local tensors in a segment, and one past the last.");
-  py::class_<BoundExecution>(module, "Execution", "One rank's part of one run of a schedule.")
-      .def(
-          py::init([](Communicator& comm, std::shared_ptr<Schedule> schedule, SourceTables& tables,
-                      const py::list& src, const py::list& dst, const std::vector<int32_t>& aliased,
-                      uint64_t plan, std::vector<Rank> readable, bool verify, int64_t open_bytes) {
-            return std::make_unique<BoundExecution>(
-                comm, std::move(schedule), tables, src, dst, aliased,
-                RunOptions{plan, std::move(readable), verify, open_bytes});
-          }),
-          py::arg("comm"), py::arg("schedule"), py::arg("tables"), py::arg("src"), py::arg("dst"),
-          py::arg("aliased") = std::vector<int32_t>{}, py::arg("plan") = 0,
-          py::arg("readable") = std::vector<Rank>{}, py::arg("verify") = false,
-          py::arg("open_bytes") = 0, py::keep_alive<1, 2>(), py::keep_alive<1, 4>())
-      .def("advance", &BoundExecution::advance,
+  py::class_<Routine>(module, "Routine", "What is kept of a run that is made again and again.")
+      .def(py::init([](std::shared_ptr<Schedule> schedule, Rank rank, uint64_t plan,
+                       std::vector<Rank> readable, bool verify, int64_t open_bytes) {
+             return std::make_unique<Routine>(
+                 std::move(schedule), rank,
+                 RunOptions{plan, std::move(readable), verify, open_bytes});
+           }),
+           py::arg("schedule"), py::arg("rank"), py::arg("plan") = 0,
+           py::arg("readable") = std::vector<Rank>{}, py::arg("verify") = false,
+           py::arg("open_bytes") = 0)
+      .def("program", &describe_program, py::arg("src"), py::arg("dst"),
+           "The program of this rank for these tensors, as a text.");
+  py::class_<BoundRun>(module, "Run", "One rank's part of one run of a schedule.")
+      .def(py::init<Communicator&, Routine&, const py::list&, const py::list&,
+                    const std::vector<int32_t>&>(),
+           py::arg("comm"), py::arg("routine"), py::arg("src"), py::arg("dst"),
+           py::arg("aliased") = std::vector<int32_t>{}, py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
+      .def("advance", &BoundRun::advance,
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
-      .def("provide", &BoundExecution::provide, py::arg("local"), py::arg("tensor"))
-      .def("release", &BoundExecution::release, py::arg("local"))
-      .def("report", [](const BoundExecution& execution) { return to_dict(execution.report()); });
+      .def("provide", &BoundRun::provide, py::arg("local"), py::arg("tensor"))
+      .def("release", &BoundRun::release, py::arg("local"))
+      .def("report", [](const BoundRun& run) { return to_dict(run.report()); });
 }
 
 }  // namespace hybridengine

@@ -10,7 +10,7 @@
 #include "collective/layouts.h"
 #include "comm/call_scope.h"
 #include "device/reduce.h"
-#include "engine/execution.h"
+#include "engine/run.h"
 #include "plan/plan.h"
 
 namespace hybridengine {
@@ -116,13 +116,12 @@ Collectives::Prepared& Collectives::prepared_for(const Request& request,
     plan = make_plan(chunks_on(spec, comm_.world()), whole_on(spec, all));
   else
     plan = make_plan(whole_on(spec, {request.root}), whole_on(spec, receivers));
-  Prepared prepared{agreement.digest,
-                    agreement.contiguous,
-                    agreement.bucket_bytes,
-                    make_schedule(plan, agreement.bucket_bytes),
-                    0,
-                    std::make_unique<SourceTables>()};
-  prepared.schedule_digest = prepared.schedule->digest();
+  const SchedulePtr schedule = make_schedule(plan, agreement.bucket_bytes);
+  RunOptions options;
+  options.plan = schedule->digest();
+  if (agreement.contiguous) options.readable = all;
+  Prepared prepared{agreement.digest, agreement.contiguous, agreement.bucket_bytes,
+                    std::make_unique<Routine>(schedule, comm_.rank(), std::move(options))};
   prepared_.push_front(std::move(prepared));
   if (prepared_.size() > kMaxPrepared) prepared_.pop_back();
   return prepared_.front();
@@ -135,15 +134,7 @@ void Collectives::run_large(const Request& request, const Agreement& agreement) 
   std::vector<TensorMemory> src, dst;
   if (request.kind != Kind::kBroadcast || root) src = flattened(request.inputs, prepared.flat);
   if (request.kind != Kind::kBroadcast || !root) dst = flattened(request.outputs, prepared.flat);
-  RunOptions options;
-  options.plan = prepared.schedule_digest;
-  if (agreement.contiguous) {
-    options.readable.resize(comm_.world());
-    std::iota(options.readable.begin(), options.readable.end(), 0);
-  }
-  Execution execution(comm_, prepared.schedule, *prepared.tables, std::move(src), std::move(dst),
-                      {}, std::move(options));
-  execution.advance();
+  Run(comm_, *prepared.routine, std::move(src), std::move(dst), {}).advance();
 }
 
 }  // namespace hybridengine

@@ -11,8 +11,7 @@
 #include <memory>
 
 #include "collective/request.h"
-#include "engine/places.h"
-#include "schedule/schedule.h"
+#include "engine/routine.h"
 
 namespace hybridengine {
 
@@ -33,9 +32,7 @@ class Collectives {
     uint64_t digest = 0;
     bool flat = false;
     int64_t bucket_bytes = 0;
-    SchedulePtr schedule;
-    uint64_t schedule_digest = 0;
-    std::unique_ptr<SourceTables> tables;
+    std::unique_ptr<Routine> routine;
   };
 
   void perform(const Request& request, const Agreement& agreement);

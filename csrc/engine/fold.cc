@@ -1,20 +1,22 @@
-// Folding: contributions of several ranks to one group become its result.
+// Folding: contributions of several ranks become their result.
 //
 // All contributions to a part are taken at once, in ascending rank order: from slots, and from this
-// rank's own memory where they lie. What comes out does not depend on where buckets and groups
+// rank's own memory where they lie. What comes out does not depend on where buckets and folds
 // begin.
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "base/trace.h"
 #include "device/reduce.h"
-#include "engine/execution.h"
+#include "engine/run.h"
 #include "engine/runs.h"
+#include "engine/stopwatch.h"
 
 namespace hybridengine {
 namespace {
 
 constexpr int64_t kBlockElems = 16 << 10;  // that are combined before they are rounded
-constexpr int64_t kContributionAlignment = 64;
 
 StridedEnd contiguous(std::byte* data, Dtype dtype) { return {data, Dims{1}, dtype}; }
 
@@ -62,122 +64,73 @@ class Folder {
 
 }  // namespace
 
-/// One box of a group: the contributions to it, ascending by rank.
-struct Execution::Part {
-  std::vector<size_t> buckets;  // positions in the group
-  std::vector<const Item*> items;
-};
-
-Execution::Group* Execution::group_of(const Bucket& bucket) {
-  if (bucket.step != 0 || bucket.group < 0) return nullptr;
-  const auto found = groups_.find(bucket.group);
-  return found == groups_.end() ? nullptr : &found->second;
+void Run::receive_contribution(int32_t id, const Message& landed) {
+  if (caps().payload && routine_.options().verify)
+    compare_digests(id, landed.value, incoming_[id].base);
+  note_received(id);
+  const int32_t fold = part_of(id).feeds;
+  if (--folds_[fold].missing == 0) foldable_.push_back(fold);
 }
 
-/// Room for one contribution to a group in a slot.
-int64_t Execution::contribution_pitch(int32_t id) const {
-  int64_t largest = 0;
-  for (const int32_t bucket : schedule_->groups()[id])
-    largest = std::max(largest, bucket_of(bucket).num_bytes);
-  return (largest + kContributionAlignment - 1) / kContributionAlignment * kContributionAlignment;
-}
-
-void Execution::receive_contribution(const Message& landed, Rank peer) {
-  const auto id = static_cast<int32_t>(landed.bucket);
-  if (comm_.transport().caps().payload && options_.verify)
-    compare_digests(landed, bucket_of(id), incoming_[id].base);
-  note_received(id, peer);
-  Group& group = groups_.at(bucket_of(id).group);
-  if (--group.missing == 0) folds_.push_back(bucket_of(id).group);
-}
-
-StridedEnd Execution::contribution_end(int32_t id, const Item& item) const {
-  return bucket_of(id).local() ? source_end(item)
-                               : bucket_end(move_of(item), item, incoming_[id].base);
-}
-
-bool Execution::fold_next() {
-  if (folds_.empty()) return false;
-  const int32_t id = folds_.front();
-  folds_.pop_front();
-  TraceSpan span(Subsystem::kEngine, "fold");
-  span.arg("group", id);
-  const auto start = std::chrono::steady_clock::now();
-  if (comm_.transport().caps().payload) fold(id);
-  report_.unpack_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  finish_group(id);
+bool Run::fold_next() {
+  if (foldable_.empty()) return false;
+  const int32_t id = foldable_.front();
+  foldable_.pop_front();
+  {
+    TraceSpan span(Subsystem::kEngine, "fold");
+    span.arg("fold", id);
+    const Stopwatch watch(report_.unpack_seconds);
+    if (caps().payload) fold(id);
+  }
+  finish_fold(id);
   return true;
 }
 
-/// Equal offsets in the buckets of a group are the same part.
-std::vector<Execution::Part> Execution::parts_of(int32_t id) const {
-  const std::vector<int32_t>& buckets = schedule_->groups()[id];
-  std::vector<size_t> next(buckets.size(), 0);
-  std::vector<Part> parts;
-  for (;;) {
-    int64_t offset = INT64_MAX;
-    for (size_t i = 0; i < buckets.size(); ++i)
-      if (next[i] < bucket_of(buckets[i]).items.size())
-        offset = std::min(offset, bucket_of(buckets[i]).items[next[i]].offset_bytes);
-    if (offset == INT64_MAX) return parts;
-    Part part;
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      const std::vector<Item>& items = bucket_of(buckets[i]).items;
-      if (next[i] >= items.size() || items[next[i]].offset_bytes != offset) continue;
-      part.buckets.push_back(i);
-      part.items.push_back(&items[next[i]++]);
-    }
-    parts.push_back(std::move(part));
-  }
-}
-
-void Execution::fold(int32_t id) {
+void Run::fold(int32_t id) {
   std::map<std::pair<Dtype, Dtype>, Folder> folders;
   std::vector<Dims> strides;
   std::vector<StridedEnd> ends;
   std::vector<const std::byte*> srcs;
-  for (const Part& part : parts_of(id)) {
-    const Move& move = move_of(*part.items.front());
-    const StridedEnd target = target_end(*part.items.front());
+  for (const FoldBox& box : program_.folds()[id].boxes) {
+    const auto copy_of = [&](const FoldBox::Contribution& each) -> const Copy& {
+      return part_of(each.part).copies[each.copy];
+    };
+    const Copy& first = copy_of(box.contributions.front());
+    const StridedEnd target = at(first.dst);
     strides.assign(1, target.strides);
     ends.clear();
-    for (size_t i = 0; i < part.items.size(); ++i) {
-      ends.push_back(contribution_end(schedule_->groups()[id][part.buckets[i]], *part.items[i]));
+    for (const FoldBox::Contribution& each : box.contributions) {
+      ends.push_back(contribution(each.part, copy_of(each)));
       strides.push_back(ends.back().strides);
     }
+    const auto [src_dtype, dst_dtype] = std::pair(first.src.dtype, first.dst.dtype);
     Folder& folder =
-        folders
-            .try_emplace({move.src_dtype, move.dst_dtype}, move.op, move.src_dtype, move.dst_dtype)
-            .first->second;
-    const auto src_bytes = static_cast<int64_t>(dtype_bytes(move.src_dtype));
-    const auto dst_bytes = static_cast<int64_t>(dtype_bytes(move.dst_dtype));
+        folders.try_emplace({src_dtype, dst_dtype}, first.op, src_dtype, dst_dtype).first->second;
+    const auto src_bytes = static_cast<int64_t>(dtype_bytes(src_dtype));
+    const auto dst_bytes = static_cast<int64_t>(dtype_bytes(dst_dtype));
     srcs.resize(ends.size());
-    for_each_run(strides, part.items.front()->box,
-                 [&](std::span<const int64_t> offsets, int64_t elems) {
-                   for (size_t i = 0; i < ends.size(); ++i)
-                     srcs[i] = ends[i].data + offsets[i + 1] * src_bytes;
-                   folder(srcs, target.data + offsets[0] * dst_bytes, elems);
-                 });
+    for_each_run(strides, first.box, [&](std::span<const int64_t> offsets, int64_t elems) {
+      for (size_t i = 0; i < ends.size(); ++i) srcs[i] = ends[i].data + offsets[i + 1] * src_bytes;
+      folder(srcs, target.data + offsets[0] * dst_bytes, elems);
+    });
   }
 }
 
-/// Frees what the group held, and lets its result go.
-void Execution::finish_group(int32_t id) {
-  Group& group = groups_.at(id);
-  group.folded = true;
+/// Frees what the fold held, and lets its result go.
+void Run::finish_fold(int32_t id) {
+  FoldState& state = folds_[id];
+  const Fold& fold = program_.folds()[id];
+  state.folded = true;
   ++folded_;
-  if (group.slot >= 0) {
-    free_slots_.push_back(group.slot);
+  if (state.slot >= 0) {
+    free_slots_.push_back(state.slot);
     ++slots_landed_;
   }
-  for (const int32_t bucket : group.kept)
-    for (const Item& item : bucket_of(bucket).items) copy_within(item);
-  if (comm_.transport().caps().pull)
-    for (const int32_t bucket : group.outgoing) announce_ready(bucket);
-  for (const Message& granted : group.granted)
-    send_bucket(granted, bucket_of(static_cast<int32_t>(granted.bucket)).dst);
-  group.granted.clear();
+  for (const int32_t part : fold.kept)
+    for (const Copy& copy : part_of(part).copies) copy_within(copy);
+  if (caps().pull)
+    for (const int32_t part : fold.outgoing) announce_ready(part);
+  for (const auto& [part, granted] : std::exchange(state.granted, {})) send_part(part, granted);
   comm_.made_progress();
 }
 

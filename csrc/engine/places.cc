@@ -17,12 +17,14 @@ TensorMemory decode_memory(const LocalTensor& local, BlobReader& reader) {
   return memory;
 }
 
-std::vector<TensorMemory> decode_table(std::span<const Layout* const> layouts, Rank peer,
+std::vector<TensorMemory> decode_table(const Layout& src, const Layout& dst, Rank peer,
                                        const Blob& blob) {
   std::vector<TensorMemory> tensors;
   try {
     BlobReader reader(blob);
-    for (const Layout* layout : layouts) {
+    const auto count = reader.get<uint64_t>();
+    for (const Layout* layout : {&src, &dst}) {
+      if (layout == &dst && tensors.size() == count) break;
       const auto [begin, end] = layout->locals_of(peer);
       for (int32_t i = begin; i < end; ++i)
         tensors.push_back(decode_memory(layout->locals()[i], reader));
@@ -63,8 +65,9 @@ SegmentPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMem
   return segment && segment->span().data == start ? segment : nullptr;
 }
 
-void SourceTables::set_own(std::span<const TensorMemory> tensors) {
+void AddressTables::set_own(std::span<const TensorMemory> tensors) {
   BlobWriter writer;
+  writer.put(static_cast<uint64_t>(tensors.size()));
   for (const TensorMemory& tensor : tensors) {
     writer.put(reinterpret_cast<uint64_t>(tensor.data));
     for (int dim = 0; dim < tensor.shape.ndim; ++dim) writer.put(tensor.strides[dim]);
@@ -73,20 +76,27 @@ void SourceTables::set_own(std::span<const TensorMemory> tensors) {
   digest_ = digest_of(own_);
 }
 
-const Blob* SourceTables::news_for(Rank peer) {
+const Blob* AddressTables::news_for(Rank peer) {
   const auto [entry, fresh] = told_.emplace(peer, digest_);
   if (!fresh && entry->second == digest_) return nullptr;
   entry->second = digest_;
   return &own_;
 }
 
-bool SourceTables::knows(Rank peer, uint64_t digest) const {
+const TensorMemory& AddressTables::of_peer(Rank peer, int32_t tensor) const {
+  const std::vector<TensorMemory>& tensors = theirs_.at(peer).tensors;
+  if (static_cast<size_t>(tensor) < tensors.size()) return tensors[tensor];
+  throw TransportError("a peer grants a tensor of which it told no address",
+                       str_cat("rank ", peer, ", tensor ", tensor, " of ", tensors.size()), "");
+}
+
+bool AddressTables::knows(Rank peer, uint64_t digest) const {
   const auto found = theirs_.find(peer);
   return found != theirs_.end() && found->second.digest == digest;
 }
 
-void SourceTables::add_part(std::span<const Layout* const> layouts, Rank peer,
-                            std::string_view part, uint64_t offset, uint64_t total_bytes) {
+void AddressTables::add_part(const Layout& src, const Layout& dst, Rank peer, std::string_view part,
+                             uint64_t offset, uint64_t total_bytes) {
   Theirs& theirs = theirs_[peer];
   if (offset == 0) theirs.arriving.clear();
   if (offset != theirs.arriving.size() || offset + part.size() > total_bytes)
@@ -94,7 +104,7 @@ void SourceTables::add_part(std::span<const Layout* const> layouts, Rank peer,
   theirs.arriving.append(part);
   if (theirs.arriving.size() < total_bytes) return;
   theirs.digest = digest_of(theirs.arriving);
-  theirs.tensors = decode_table(layouts, peer, theirs.arriving);
+  theirs.tensors = decode_table(src, dst, peer, theirs.arriving);
   theirs.arriving = {};
 }
 

@@ -1,10 +1,10 @@
 // Where the payload of a run lies, at this rank and at its peers.
 //
-// A *source table* holds the addresses of a rank's source tensors, so that a receiver can read them
-// where they lie; where step 1 of a plan reads results, those of its destination tensors follow. It
-// is sent to a peer when it is not what that peer was told last. Destination tensors that lie in
-// one published segment, packed in layout order, need no table: their places follow from the
-// layout. Kept by a caller from run to run. Called by engine/execution.
+// A *table of addresses* holds those of a rank's source tensors, and of its destination tensors
+// unless they lie in a segment, so that a peer can read and write them where they lie. It is sent
+// to a peer when it is not what that peer was told last. Destination tensors that lie in one
+// published segment, packed in layout order, need none: their places follow from the layout. Kept
+// from run to run, by engine/routine.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ std::vector<int64_t> packed_offsets(const Layout& layout, Rank rank);
 SegmentPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMemory> tensors);
 
 /// What a rank has told its peers, and what they have told it.
-class SourceTables {
+class AddressTables {
  public:
   /// Encodes `tensors`; digest() is then theirs.
   void set_own(std::span<const TensorMemory> tensors);
@@ -39,12 +39,12 @@ class SourceTables {
 
   bool knows(Rank peer, uint64_t digest) const;
   /// Takes the next part of a peer's table, which has `total_bytes`. Throws TransportError where
-  /// the parts do not fit together, or are no table of the peer's tensors in `layouts`.
-  void add_part(std::span<const Layout* const> layouts, Rank peer, std::string_view part,
+  /// the parts do not fit together, or are no table of the peer's tensors in these layouts.
+  void add_part(const Layout& src, const Layout& dst, Rank peer, std::string_view part,
                 uint64_t offset, uint64_t total_bytes);
-  const TensorMemory& of_peer(Rank peer, int32_t local) const {
-    return theirs_.at(peer).tensors[local];
-  }
+  /// Tensor `tensor` of a peer that knows() said yes of. Throws TransportError where its table has
+  /// no such tensor.
+  const TensorMemory& of_peer(Rank peer, int32_t tensor) const;
 
  private:
   struct Theirs {

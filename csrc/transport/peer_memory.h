@@ -13,7 +13,7 @@
 
 namespace hybridengine {
 
-/// Bytes at `address` of the peer's address space, to be copied to `local`.
+/// Bytes at `address` of the peer's address space, to be copied to or from `local`.
 struct RemoteRun {
   uint64_t address = 0;
   std::byte* local = nullptr;
@@ -38,6 +38,10 @@ class PeerMemory {
   /// Copies from the peer's memory, which must stay as it is meanwhile. Blocks for the copy only.
   /// Throws TransportError where the peer is gone or the addresses are not its own.
   virtual void read(Rank peer, std::span<const RemoteRun> runs) = 0;
+
+  /// Copies to the peer's memory, which nobody must use meanwhile. As read(). A message sent
+  /// afterwards arrives after the bytes.
+  virtual void write(Rank peer, std::span<const RemoteRun> runs) = 0;
 };
 
 }  // namespace hybridengine

@@ -70,8 +70,7 @@ class Resharder:
         self.comm = communicator_for(comm, transport)
         self.verify, self.alias = verify, alias
         self.report: Report | None = None
-        self._stream_schedule: tuple[Any, int] | None = None
-        self._tables = _core.SourceTables()
+        self._stream_routine: Any = None
         with self.comm.between_calls():
             mine = read_arguments(
                 src,
@@ -120,16 +119,30 @@ class Resharder:
         self._bound_bytes = bounds.get(self.comm.rank, 0)
         self._written = None if self._targets is None else self._by_name(self._targets)
         self._fresh = FreshTensors(self.dst, self.comm)
+        self._routine = self._make_routine(self.schedule, readable=self._readable)
+        self._dump_program()
         self._runs = 0
         self._huge_pages: Any = None
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
 
+    def _dump_program(self) -> None:
+        folder = _core.env_dump()
+        if folder:
+            targets = self._fresh.make() if self._targets is None else self._targets
+            with self._naming(targets):
+                program = self._routine.program(self._sources, targets)
+            (Path(folder) / f"program-{self.comm.rank}.txt").write_text(program)
+
+    def _make_routine(self, schedule: Any, **options: Any) -> Any:
+        return _core.Routine(
+            schedule, self.comm.rank, plan=schedule.digest(), verify=self.verify, **options
+        )
+
     def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
         self.plan = _core.make_plan(self.src.core, self.dst.core)
         self.schedule = _core.make_schedule(self.plan, bucket_bytes)
-        self._digest = self.schedule.digest()
-        parts.append(Part("schedule", self._digest, lambda: str(self.schedule)))
+        parts.append(Part("schedule", self.schedule.digest(), lambda: str(self.schedule)))
         if _core.env_check():
             self.plan.check()
             self.schedule.check()
@@ -176,15 +189,9 @@ class Resharder:
                 targets = self._fresh.make()
                 for i in aliased:
                     targets[i] = self._views[self._names[i]]
-            execution = self._execution(
-                self.schedule,
-                targets,
-                aliased=aliased,
-                plan=self._digest,
-                readable=self._readable,
-            )
-            execution.advance()
-        self._set_report(execution, [self._names[i] for i in aliased])
+            run = self._begin(self._routine, targets, aliased)
+            run.advance()
+        self._set_report(run, [self._names[i] for i in aliased])
         if self._runs == 2:
             self._use_huge_pages()
         return self._by_name(targets) if self._written is None else self._written.copy()
@@ -202,17 +209,9 @@ class Resharder:
         if self.verify:
             check_replicas(self.comm, self.src, self._sources)
 
-    def _execution(self, schedule: Any, targets: list[Any], **options: Any) -> Any:
+    def _begin(self, routine: Any, targets: list[Any], aliased: list[int]) -> Any:
         with self._naming(targets):
-            return _core.Execution(
-                self.comm.core,
-                schedule,
-                self._tables,
-                self._sources,
-                targets,
-                verify=self.verify,
-                **options,
-            )
+            return _core.Run(self.comm.core, routine, self._sources, targets, aliased)
 
     @contextmanager
     def _naming(self, targets: list[Any]) -> Iterator[None]:
@@ -265,33 +264,30 @@ class Resharder:
             )
         if self.src.core.op != "copy":
             raise UsageError(f"{self.src.text} cannot be streamed. Use run().")
-        if self._stream_schedule is None:
+        if self._stream_routine is None:
             size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
             schedule = _core.make_schedule(self.plan, size, in_order=True)
-            self._stream_schedule = (schedule, schedule.digest())
-        schedule, digest = self._stream_schedule
+            self._stream_routine = self._make_routine(schedule, open_bytes=2 * size)
         self._check_sources()
         seconds: dict[str, list[str]] = {}
         for alias, name in self._aliases:
             seconds.setdefault(name, []).append(alias)
         open_tensors: dict[int, Any] = {}
         with self.comm.call(self.timeout):
-            execution = self._execution(
-                schedule, [], plan=digest, open_bytes=2 * schedule.bucket_bytes
-            )
-            while (event := execution.advance())[0] != "done":
+            run = self._begin(self._stream_routine, [], [])
+            while (event := run.advance())[0] != "done":
                 kind, local = event
                 name, shape, dtype = self._rows[local]
                 if kind == "need":
                     open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in self._padded)
-                    execution.provide(local, open_tensors[local])
+                    run.provide(local, open_tensors[local])
                     continue
                 tensor = open_tensors.pop(local)
-                execution.release(local)
+                run.release(local)
                 for each in (name, *seconds.get(name, ())):
                     on_tensor(each, tensor)
                 del tensor  # the callee's alone, before memory for the next is made
-        self._set_report(execution, [])
+        self._set_report(run, [])
 
     def _by_name(self, targets: list[Any]) -> dict[str, Any]:
         """Destination tensors, in layout order, by their names and those of tied tensors."""
@@ -301,9 +297,9 @@ class Resharder:
                 result[alias] = result[name]
         return result
 
-    def _set_report(self, execution: Any, aliased: list[str]) -> None:
+    def _set_report(self, run: Any, aliased: list[str]) -> None:
         self.report = Report.from_core(
-            execution.report(),
+            run.report(),
             rank=self.comm.rank,
             transport=self.comm.transport,
             bound_bytes=self._bound_bytes,
@@ -368,7 +364,8 @@ def reshard(
 def _dump(rank: int, plan: Any, schedule: Any) -> None:
     """Prints plan and schedule into the folder of HYBRIDENGINE_DUMP; rank 0's are everyone's."""
     folder = _core.env_dump()
-    if folder and rank == 0:
+    if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
+    if folder and rank == 0:
         (Path(folder) / "plan.txt").write_text(str(plan))
         (Path(folder) / "schedule.txt").write_text(str(schedule))

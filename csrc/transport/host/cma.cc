@@ -1,5 +1,6 @@
-// cma: shm, and beside it the receiver reads the sender's ordinary memory (cross-memory attach,
-// process_vm_readv), so that tensors which torch allocated are copied once.
+// cma: shm, and beside it the receiver reads the sender's ordinary memory, or the sender writes the
+// receiver's (cross-memory attach, process_vm_readv and process_vm_writev), so that tensors which
+// torch allocated are copied once.
 //
 // The kernel decides who may read whom: the same user, and under Yama (ptrace_scope 1) only a
 // process that the target named or its descendants. So each rank names its launcher, the parent of
@@ -24,7 +25,7 @@ extern const TransportEntry kCma, kShm;
 
 namespace {
 
-constexpr size_t kMaxRuns = 512;  // per system call; the kernel takes 1024
+constexpr size_t kMaxEntries = 1024;  // of either end, per system call: the kernel takes no more
 
 int yama_scope() {
   int scope = 0;
@@ -32,22 +33,65 @@ int yama_scope() {
   return scope;
 }
 
-/// One system call. Bytes copied, or -1 with errno.
-ssize_t read_process(int pid, std::span<const RemoteRun> runs) {
-  iovec local[kMaxRuns], remote[kMaxRuns];
-  for (size_t i = 0; i < runs.size(); ++i) {
-    local[i] = {runs[i].local, runs[i].bytes};
-    remote[i] = {reinterpret_cast<void*>(runs[i].address), runs[i].bytes};
+enum class Direction : uint8_t { kRead, kWrite };
+
+/// What one system call moves. Neighbours become one entry at the end where they touch: the kernel
+/// then walks the pages of that end once, however short the runs at the other end are.
+class Batch {
+ public:
+  /// Takes as many runs as fit.
+  explicit Batch(std::span<const RemoteRun> runs) {
+    for (const RemoteRun& run : runs) {
+      if (local_.full() || remote_.full()) break;
+      local_.add(run.local, run.bytes);
+      remote_.add(reinterpret_cast<std::byte*>(run.address), run.bytes);
+      ++num_runs_;
+    }
   }
-  return ::process_vm_readv(pid, local, runs.size(), remote, runs.size(), 0);
+
+  size_t num_runs() const { return num_runs_; }
+
+  /// Bytes copied, or -1 with errno.
+  ssize_t copy(int pid, Direction direction) const {
+    const auto call = direction == Direction::kRead ? ::process_vm_readv : ::process_vm_writev;
+    return call(pid, local_.entries, local_.count, remote_.entries, remote_.count, 0);
+  }
+
+ private:
+  struct Entries {
+    iovec entries[kMaxEntries];
+    size_t count = 0;
+
+    bool full() const { return count == kMaxEntries; }
+    void add(std::byte* data, size_t bytes) {
+      if (count > 0) {
+        iovec& last = entries[count - 1];
+        if (static_cast<std::byte*>(last.iov_base) + last.iov_len == data) {
+          last.iov_len += bytes;
+          return;
+        }
+      }
+      entries[count++] = {data, bytes};
+    }
+  };
+
+  Entries local_, remote_;
+  size_t num_runs_ = 0;
+};
+
+ssize_t read_process(int pid, const RemoteRun& run) {
+  return Batch(std::span(&run, 1)).copy(pid, Direction::kRead);
 }
 
 Probe probe_self() {
   uint64_t value = 42, copy = 0;
   const RemoteRun run{reinterpret_cast<uint64_t>(&value), reinterpret_cast<std::byte*>(&copy),
                       sizeof copy};
-  if (read_process(::getpid(), std::span(&run, 1)) != sizeof copy || copy != value)
+  if (read_process(::getpid(), run) != sizeof copy || copy != value)
     return {false, str_cat("process_vm_readv does not work here (", std::strerror(errno), ")")};
+  copy = 0;
+  if (Batch(std::span(&run, 1)).copy(::getpid(), Direction::kWrite) != sizeof copy || value != 0)
+    return {false, str_cat("process_vm_writev does not work here (", std::strerror(errno), ")")};
   if (yama_scope() >= 2) return {false, "kernel.yama.ptrace_scope forbids it; set it to 0 or 1"};
   return {true, ""};
 }
@@ -72,15 +116,11 @@ class CmaTransport : public ShmTransport {
   }
 
   void read(Rank peer, std::span<const RemoteRun> runs) override {
-    const Process& process = peer_of(peer).process;
-    while (!runs.empty()) {
-      // A number that was given to a new process must not be read: the pidfd knows.
-      if (process.ended(std::chrono::milliseconds(0))) throw_gone(peer, "its process ended");
-      const auto batch = runs.first(std::min(runs.size(), kMaxRuns));
-      const ssize_t copied = read_process(process.pid(), batch);
-      if (copied < 0) throw_gone(peer, std::strerror(errno));
-      runs = runs.subspan(finish_batch(peer, batch, static_cast<size_t>(copied)));
-    }
+    copy(peer, runs, Direction::kRead);
+  }
+
+  void write(Rank peer, std::span<const RemoteRun> runs) override {
+    copy(peer, runs, Direction::kWrite);
   }
 
  private:
@@ -109,7 +149,7 @@ class CmaTransport : public ShmTransport {
     if (!own.available) return str_cat("cma is not available to this rank any more: ", own.reason);
     uint64_t found = 0;
     const RemoteRun run{theirs->probe_address, reinterpret_cast<std::byte*>(&found), sizeof found};
-    const ssize_t copied = read_process(pid, std::span(&run, 1));
+    const ssize_t copied = read_process(pid, run);
     const char* reason = copied < 0 ? std::strerror(errno) : "another process has its number";
     if (copied == sizeof found && found == theirs->probe_value) return "";
     return str_cat("cma cannot read the memory of rank ", peer, " (process ", pid, ", ", reason,
@@ -117,9 +157,24 @@ class CmaTransport : public ShmTransport {
                    "kernel.yama.ptrace_scope is 1");
   }
 
-  /// The kernel may stop early, at a page that it cannot read or where a call would take too long:
-  /// the rest of that run is read by itself. Returns how many runs are through.
-  size_t finish_batch(Rank peer, std::span<const RemoteRun> batch, size_t copied) {
+  void copy(Rank peer, std::span<const RemoteRun> runs, Direction direction) {
+    const Process& process = peer_of(peer).process;
+    while (!runs.empty()) {
+      // A number that was given to a new process must not be touched: the pidfd knows.
+      if (process.ended(std::chrono::milliseconds(0)))
+        throw_gone(peer, direction, "its process ended");
+      const Batch batch(runs);
+      const ssize_t copied = batch.copy(process.pid(), direction);
+      if (copied < 0) throw_gone(peer, direction, std::strerror(errno));
+      const auto through = runs.first(batch.num_runs());
+      runs = runs.subspan(finish_batch(peer, through, static_cast<size_t>(copied), direction));
+    }
+  }
+
+  /// The kernel may stop early, at a page that it cannot reach or where a call would take too long:
+  /// the rest of that run is copied by itself. Returns how many runs are through.
+  size_t finish_batch(Rank peer, std::span<const RemoteRun> batch, size_t copied,
+                      Direction direction) {
     size_t done = 0;
     for (; done < batch.size() && copied >= batch[done].bytes; ++done) copied -= batch[done].bytes;
     if (done == batch.size()) return done;
@@ -127,14 +182,16 @@ class CmaTransport : public ShmTransport {
     for (;;) {
       rest = {rest.address + copied, rest.local + copied, rest.bytes - copied};
       if (rest.bytes == 0) return done + 1;
-      const ssize_t more = read_process(peer_of(peer).process.pid(), std::span(&rest, 1));
-      if (more <= 0) throw_gone(peer, more < 0 ? std::strerror(errno) : "nothing could be read");
+      const ssize_t more = Batch(std::span(&rest, 1)).copy(peer_of(peer).process.pid(), direction);
+      if (more <= 0)
+        throw_gone(peer, direction, more < 0 ? std::strerror(errno) : "nothing could be copied");
       copied = static_cast<size_t>(more);
     }
   }
 
-  [[noreturn]] void throw_gone(Rank peer, const char* reason) {
-    throw TransportError(str_cat("cannot read the memory of rank ", peer),
+  [[noreturn]] void throw_gone(Rank peer, Direction direction, const char* reason) {
+    const char* verb = direction == Direction::kRead ? "read" : "write";
+    throw TransportError(str_cat("cannot ", verb, " the memory of rank ", peer),
                          str_cat("process ", peer_of(peer).process.pid(), ", ", reason),
                          str_cat("See rank ", peer, "'s log."));
   }

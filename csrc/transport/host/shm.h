@@ -41,6 +41,7 @@ class ShmTransport : public Transport, protected PeerMemory {
   Span map(Rank peer, uint64_t id) override;
   bool readable(Rank peer) override;
   void read(Rank peer, std::span<const RemoteRun> runs) override;
+  void write(Rank peer, std::span<const RemoteRun> runs) override;
 
   ShmPeer& peer_of(Rank peer);
   Board* own_board() { return reinterpret_cast<Board*>(board_.memory.data()); }

@@ -63,4 +63,8 @@ void ShmTransport::read(Rank, std::span<const RemoteRun>) {
   throw InternalError("shm cannot read a peer's memory", "", "");
 }
 
+void ShmTransport::write(Rank, std::span<const RemoteRun>) {
+  throw InternalError("shm cannot write a peer's memory", "", "");
+}
+
 }  // namespace hybridengine

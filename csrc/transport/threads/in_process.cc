@@ -166,6 +166,11 @@ void InProcessTransport::read(Rank, std::span<const RemoteRun> runs) {
     std::memcpy(run.local, reinterpret_cast<const void*>(run.address), run.bytes);
 }
 
+void InProcessTransport::write(Rank, std::span<const RemoteRun> runs) {
+  for (const RemoteRun& run : runs)
+    std::memcpy(reinterpret_cast<void*>(run.address), run.local, run.bytes);
+}
+
 Board* InProcessTransport::board(Rank rank) {
   if (rank < 0 || rank >= world_ || !connected_.load(std::memory_order_acquire)) return nullptr;
   if (rank == rank_) return &own_->board;

@@ -65,6 +65,7 @@ class InProcessTransport : public Transport, private PeerMemory {
   Span map(Rank peer, uint64_t id) override;
   bool readable(Rank) override { return true; }
   void read(Rank peer, std::span<const RemoteRun> runs) override;
+  void write(Rank peer, std::span<const RemoteRun> runs) override;
 
   std::shared_ptr<Mailbox> find(Rank rank, const Blob& address) const;
   std::vector<Rank> absent_peers() const;
