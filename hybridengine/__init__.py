@@ -15,7 +15,6 @@ from hybridengine.mapping import Mapping, ModelConfig
 from hybridengine.resharding.report import Report
 
 if TYPE_CHECKING:
-    from hybridengine.collective.background import Work
     from hybridengine.collective.collectives import (
         all_gather,
         all_reduce,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from hybridengine.collective.statistics import MeanVar, block_scores, masked_mean_var
     from hybridengine.resharding.fresh import empty
     from hybridengine.resharding.resharder import Resharder, reshard
+    from hybridengine.turns import Work
     from hybridengine.two_step.two_step import TwoStep
 
 __all__ = [
@@ -71,7 +71,7 @@ __getattr__ = lazy_names(
         "MeanVar": "collective.statistics",
         "Resharder": "resharding.resharder",
         "TwoStep": "two_step.two_step",
-        "Work": "collective.background",
+        "Work": "turns",
         "all_gather": "collective.collectives",
         "all_reduce": "collective.collectives",
         "barrier": "collective.collectives",

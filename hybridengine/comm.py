@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import multiprocessing
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from hybridengine import _core
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import TransportError, UsageError
 from hybridengine.options import seconds, text, whole
+from hybridengine.turns import Turns
 from hybridengine.wording import kind_of
 
 # Between two looks at the store: a start is soon over, or takes long.
@@ -89,9 +89,7 @@ class Communicator:
         )
         self.name = name
         self._transport = str(self.core.transport)
-        self.busy = threading.Lock()  # held in a call
-        self.collectives: Any = None  # of the core, made by the first one
-        self.worker: Any = None  # runs what is asynchronous
+        self.turns = Turns(name, repr(self))
         _open.add(self)
         _close_at_exit()
         try:
@@ -125,18 +123,11 @@ class Communicator:
 
         What is raised inside reaches every other rank as a TransportError that quotes it.
         """
-        if self.worker is not None:
-            self.worker.drain()
-        if not self.busy.acquire(blocking=False):
-            raise UsageError(self.in_use())
-        try:
-            with self.between_calls():
-                self.core.set_timeout(self.timeout if timeout is None else timeout)
-                self.core.enter()
-                yield
-                self.core.leave()
-        finally:
-            self.busy.release()
+        with self.turns, self.between_calls():
+            self.core.set_timeout(self.timeout if timeout is None else timeout)
+            self.core.enter()
+            yield
+            self.core.leave()
 
     @contextmanager
     def between_calls(self) -> Iterator[None]:
@@ -172,17 +163,10 @@ class Communicator:
         """Every rank's bytes, by rank. Within a call()."""
         return [each for (each,) in self.gather([mine])]
 
-    def in_use(self) -> str:
-        return (
-            f"{self!r} is in a call already. Use it from one thread, one call after the other; for "
-            "two at once make two communicators."
-        )
-
     def close(self) -> None:
         """Says goodbye. Later use raises TransportError."""
         _open.discard(self)
-        if self.worker is not None:
-            self.worker.stop()
+        self.turns.stop()
         self.core.close()
 
     def __repr__(self) -> str:
@@ -359,7 +343,7 @@ def _close_all() -> None:
         comm.core.cancel()
     deadline = time.monotonic() + _EXIT_SECONDS
     for comm in still_open:
-        if comm.busy.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if comm.turns.take(max(0.0, deadline - time.monotonic())):
             comm.close()
     _core.flush_trace()
 

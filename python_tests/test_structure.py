@@ -39,7 +39,7 @@ _GENERATED = {"build_facts.h": {"bindings"}}
 
 # Files of the core package that import torch, each with its reason; others take what they get.
 _IMPORTS_TORCH = {
-    "collective/background.py": "gives a torch Future to those who ask for one",
+    "turns.py": "gives a torch Future to those who ask for one",
     "comm.py": "meets through the store of torch.distributed when a process group exists",
     "launch.py": "local ranks and torchrun's environment",
     "layouts/held.py": "reads modules, and dicts of tensors",
@@ -52,7 +52,7 @@ _ABOVE_THE_CORE = {"integrations", "rlhf"}
 # The rooms of the Python package from the ground up: each imports only those before it.
 _FLOORS = [
     *("lazy", "wording", "options", "cache", "checkpoint", "overlap", "tensors"),
-    *("processes", "comm", "agreement", "launch"),
+    *("processes", "turns", "comm", "agreement", "launch"),
     *("layouts", "mapping", "models", "resharding", "collective", "two_step"),
     *("rlhf", "_bench", "command"),
 ]

@@ -1,1 +1,1 @@
-"""All-reduce and its kin, plain, masked and in the background."""
+"""All-reduce and its kin, plain and masked."""

@@ -9,17 +9,23 @@ works.
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
+from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.collective import link_model
-from hybridengine.collective.background import Work, run
 from hybridengine.comm import Communicator, communicator_of
 from hybridengine.options import parse_size
+from hybridengine.turns import Work
 
 Op = Literal["sum", "mean", "max", "min"]
 Tensors = Any  # one tensor, or a list or tuple of them
 BucketBytes = int | str  # bytes, '4M', or 'auto'
+
+_made: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
 
 def all_reduce(
@@ -89,7 +95,7 @@ def broadcast(
 def barrier(comm: Communicator | None = None) -> None:
     """Returns when every rank has called it."""
     comm = communicator_of(comm)
-    run(comm, _of(comm).barrier, (), False)
+    _run(comm, _of(comm).barrier, (), False)
 
 
 def ddp_hook(comm: Communicator, bucket: Any) -> Any:
@@ -108,7 +114,29 @@ def _call(
 ) -> Work | None:
     comm = communicator_of(comm)
     method = getattr(_of(comm), name)
-    return run(comm, method, (*args, _bucket_bytes(bucket_bytes)), async_op)
+    return _run(comm, method, (*args, _bucket_bytes(bucket_bytes)), async_op)
+
+
+def _run(
+    comm: Communicator, function: Callable[..., None], args: tuple[Any, ...], async_op: bool
+) -> Work | None:
+    """Calls `function` as a call of `comm`, after all that was begun before it."""
+    function = functools.partial(_agreed, comm, function)
+    if async_op:
+        return comm.turns.later(function, args)
+    with comm.turns:
+        function(*args)
+    return None
+
+
+def _agreed(comm: Communicator, function: Callable[..., None], *args: Any) -> None:
+    try:
+        function(*args)
+    except UsageError:
+        if comm.dead:
+            raise
+        with comm.agreed():  # of one rank alone it would have been the end of the communicator
+            raise
 
 
 def _bucket_bytes(value: BucketBytes) -> Any:
@@ -123,13 +151,10 @@ def _bucket_bytes(value: BucketBytes) -> Any:
 
 def _of(comm: Communicator) -> Any:
     """The collectives of a communicator, made at the first call."""
-    if comm.collectives is None:
-        from hybridengine import _core
-
-        comm.collectives = _core.Collectives(
-            comm.core, link_model.pick_bucket(comm.transport, comm.world)
-        )
-    return comm.collectives
+    if comm not in _made:
+        bucket_bytes = link_model.pick_bucket(comm.transport, comm.world)
+        _made[comm] = _core.Collectives(comm.core, bucket_bytes)
+    return _made[comm]
 
 
 def _listed(tensors: Tensors) -> list[Any]:

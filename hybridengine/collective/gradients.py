@@ -7,10 +7,10 @@ from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine._core import UsageError
-from hybridengine.collective.background import Work
 from hybridengine.collective.collectives import Op, all_reduce
 from hybridengine.comm import Communicator, communicator_of
 from hybridengine.options import one_of, size_bytes, whole
+from hybridengine.turns import Work
 from hybridengine.wording import counted, kind_of
 
 _OPS = ("sum", "mean", "max", "min")

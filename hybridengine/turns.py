@@ -1,8 +1,8 @@
-"""Work that a communicator does while its caller goes on: one thread per communicator, in order."""
+"""turns: calls of one communicator, one at a time and in the order in which they were begun: at
+once, or as work of a thread while the caller goes on."""
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from typing import Any
 
 from hybridengine._core import TimeoutError as CommTimeoutError
 from hybridengine._core import UsageError
-from hybridengine.comm import Communicator
 
 
 class Work:
@@ -76,65 +75,55 @@ class Work:
             settle()
 
 
-class Worker:
-    """The thread of one communicator."""
+class Turns:
+    """Whose turn it is: `with turns:` is a call. `owner` is the communicator as errors name it; the
+    object itself would be kept alive."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, name: str, owner: str) -> None:
+        self._name, self._owner = name, owner
+        self._busy = threading.Lock()  # held in a call
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._last: Work | None = None
-        self._busy = comm.busy
-        self._thread = threading.Thread(
-            target=self._main, name=f"hybridengine-{comm.name}", daemon=True
-        )
-        self._thread.start()
 
-    def submit(self, function: Callable[..., None], args: tuple[Any, ...]) -> Work:
+    def __enter__(self) -> None:
+        """Begins a call, after all that was begun before it. Throws UsageError amid another one."""
+        self._drain()
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                f"{self._owner} is in a call already. Use it from one thread, one call after the "
+                "other; for two at once make two communicators."
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
+
+    def later(self, function: Callable[..., None], args: tuple[Any, ...]) -> Work:
+        """A call of a thread, after all that was begun before it."""
+        if self._thread is None:
+            name = f"hybridengine-{self._name}"
+            self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+            self._thread.start()
         self._last = Work(function, args)
         self._queue.put(self._last)
         return self._last
 
-    def drain(self) -> None:
-        """Until all that was submitted is done; what it raised is its own waiters' to see."""
-        if self._last is not None and threading.current_thread() is not self._thread:
-            self._last._done.wait()
+    def take(self, seconds: float) -> bool:
+        """Takes the turn for good once the call under way ends; False where it lasts longer."""
+        return self._busy.acquire(timeout=seconds)
 
     def stop(self) -> None:
-        """Ends the thread after all that was submitted."""
-        self._queue.put(None)
+        """Ends the thread after all that was begun."""
+        if self._thread is not None:
+            self._queue.put(None)
+
+    def _drain(self) -> None:
+        """Until all that was begun is done; what it raised is its own waiters' to see."""
+        if self._last is not None and threading.current_thread() is not self._thread:
+            self._last._done.wait()
 
     def _main(self) -> None:
         while (work := self._queue.get()) is not None:
             with self._busy:
                 work._perform()
             work._settle()  # whoever waits for it may make the next call at once
-
-
-def _agreed(comm: Communicator, function: Callable[..., None], *args: Any) -> None:
-    try:
-        function(*args)
-    except UsageError:
-        if comm.dead:
-            raise
-        with comm.agreed():  # of one rank alone it would have been the end of the communicator
-            raise
-
-
-def run(
-    comm: Communicator, function: Callable[..., None], args: tuple[Any, ...], async_op: bool
-) -> Work | None:
-    """Calls `function` as a call of `comm`, after all that was begun before it."""
-    function = functools.partial(_agreed, comm, function)
-    if async_op:
-        if comm.worker is None:
-            comm.worker = Worker(comm)
-        submitted: Work = comm.worker.submit(function, args)
-        return submitted
-    if comm.worker is not None:
-        comm.worker.drain()
-    if not comm.busy.acquire(blocking=False):
-        raise UsageError(comm.in_use())
-    try:
-        function(*args)
-    finally:
-        comm.busy.release()
-    return None
