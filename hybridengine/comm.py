@@ -88,7 +88,7 @@ class Communicator:
             _core.env_enter_timeout_s() if enter_timeout is None else enter_timeout,
         )
         self.name = name
-        self._transport = str(self.core.transport)
+        self._transport = self.core.transport
         self.turns = Turns(name, repr(self))
         _open.add(self)
         _close_at_exit()
@@ -101,16 +101,16 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        return int(self.core.rank)
+        return self.core.rank
 
     @property
     def world(self) -> int:
-        return int(self.core.world)
+        return self.core.world
 
     @property
     def dead(self) -> bool:
         """Whether it was closed, or a rank failed: a new one is needed."""
-        return bool(self.core.dead)
+        return self.core.dead
 
     @property
     def transport(self) -> str:
@@ -156,8 +156,7 @@ class Communicator:
     def gather(self, parts: list[bytes]) -> list[list[bytes]]:
         """Every rank's parts, by rank; equal ones are one object and travel once. Within a
         call()."""
-        gathered: list[list[bytes]] = self.core.gather(parts)
-        return gathered
+        return self.core.gather(parts)
 
     def all_gather(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, by rank. Within a call()."""

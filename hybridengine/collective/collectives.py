@@ -25,7 +25,7 @@ Op = Literal["sum", "mean", "max", "min"]
 Tensors = Any  # one tensor, or a list or tuple of them
 BucketBytes = int | str  # bytes, '4M', or 'auto'
 
-_made: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Communicator, _core.Collectives] = weakref.WeakKeyDictionary()
 
 
 def all_reduce(
@@ -149,7 +149,7 @@ def _bucket_bytes(value: BucketBytes) -> Any:
         return value
 
 
-def _of(comm: Communicator) -> Any:
+def _of(comm: Communicator) -> _core.Collectives:
     """The collectives of a communicator, made at the first call."""
     if comm not in _made:
         bucket_bytes = link_model.pick_bucket(comm.transport, comm.world)
