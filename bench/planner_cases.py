@@ -197,6 +197,17 @@ def big_moe_case() -> Case:
     return Case(spec, lambda: source, lambda: _core.bind(rule, spec), src_is_bound=False)
 
 
+def llama_case(ranks: int) -> Case:
+    """llama-3.1-70b from the shards of a trainer to 32 engines of 8 ranks."""
+    from hybridengine.layouts.layout import LayoutRule
+    from hybridengine.layouts.spec import Spec
+    from hybridengine.models.presets import PRESETS
+
+    spec = Spec.from_config(PRESETS["llama-3.1-70b"])
+    src, dst = LayoutRule.parse(f"fsdp2({ranks})"), LayoutRule.parse("vllm(tp=8,dp=32)")
+    return Case(spec.core, lambda: src.bind(spec).core, lambda: dst.bind(spec).core)
+
+
 def matrices_case(count: int, dst_cuts: list[Any]) -> Case:
     """`count` matrices from 16 chunks to 4 ranks."""
     names = [f"model.layers.{i // 10}.block.{i % 10}.weight" for i in range(count)]
@@ -211,5 +222,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "fsdp-replicated-10k": lambda: matrices_case(10_000, []),
     "moe": moe_case,
     "moe-671b": big_moe_case,
+    "llama-70b-256": lambda: llama_case(256),
+    "llama-70b-512": lambda: llama_case(512),
     "fsdp-tp-100k": lambda: matrices_case(100_000, [_core.Cut(1, 0, "even")]),
 }

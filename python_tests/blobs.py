@@ -12,7 +12,7 @@ from hybridengine import _core
 DTYPES = list(_core.dtype_table())
 
 
-VERSIONS = {"spec": 1, "layout": 2, "plan": 1, "schedule": 2}
+VERSIONS = {"spec": 1, "layout": 2, "plan": 2, "schedule": 3}
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Bucket:
     src: int
     dst: int
     step: int
-    direct: int
+    plain: int
     round: int
-    group: int
+    gate: int
+    feeds: int
     num_bytes: int
     items: tuple[Item, ...]
 
@@ -88,16 +89,34 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Cut:
+    source: int
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    cuttings: list[list[Cut]]
+    cutting_of: list[int]
+
+
+@dataclass(frozen=True)
 class Plan:
     src: Layout
     dst: Layout
-    moves: list[Move]
+    patterns: list[Pattern]
+    ends: list[list[int]]
 
 
 @dataclass(frozen=True)
 class Schedule:
+    """Of one rank; items count its own moves."""
+
     plan: Plan
+    rank: int
     bucket_bytes: int
+    in_order: int
     buckets: list[Bucket]
 
 
@@ -229,72 +248,77 @@ def write_layout(layout: Layout) -> bytes:
 def read_plan(blob: bytes) -> Plan:
     reader = Reader(blob, "plan")
     src, dst = read_layout(reader.raw()), read_layout(reader.raw())
-    moves = []
+    patterns = []
     for _ in range(reader.get("Q")):
-        ends = reader.many("i", 5)
-        op, codec, step, src_dtype, dst_dtype = reader.many("B", 5)
-        numbers = reader.many("q", 2 * reader.get("i"))
-        moves.append(
-            Move(
-                *ends,
-                numbers[::2],
-                numbers[1::2],
-                DTYPES[src_dtype],
-                DTYPES[dst_dtype],
-                op,
-                codec,
-                step,
-            )
-        )
+        cuttings = [
+            [_read_cut(reader) for _ in range(reader.get("Q"))] for _ in range(reader.get("Q"))
+        ]
+        patterns.append(Pattern(cuttings, list(reader.many("i", reader.get("Q")))))
+    ends = [list(reader.many("q", reader.get("Q"))) for _ in range(reader.get("Q"))]
     reader.finish()
-    return Plan(src, dst, moves)
+    return Plan(src, dst, patterns, ends)
+
+
+def _read_cut(reader: Reader) -> Cut:
+    source, ndim = reader.many("i", 2)
+    numbers = reader.many("q", 2 * ndim)
+    return Cut(source, numbers[::2], numbers[1::2])
 
 
 def write_plan(plan: Plan) -> bytes:
-    moves = [
-        pack("iiiii", each.tensor, each.src_piece, each.dst_piece, each.src, each.dst)
-        + pack("BBB", each.op, each.codec, each.step)
-        + pack("BBi", *map(DTYPES.index, (each.src_dtype, each.dst_dtype)), len(each.size))
-        + box(each.start, each.size)
-        for each in plan.moves
-    ]
+    patterns = []
+    for pattern in plan.patterns:
+        patterns.append(pack("Q", len(pattern.cuttings)))
+        for cutting in pattern.cuttings:
+            patterns.append(pack("Q", len(cutting)))
+            for cut in cutting:
+                patterns.append(pack("ii", cut.source, len(cut.size)) + box(cut.start, cut.size))
+        count = len(pattern.cutting_of)
+        patterns.append(pack(f"Q{count}i", count, *pattern.cutting_of))
     return close(
         "plan",
         raw(write_layout(plan.src)),
         raw(write_layout(plan.dst)),
-        pack("Q", len(moves)),
-        *moves,
+        pack("Q", len(plan.patterns)),
+        *patterns,
+        pack("Q", len(plan.ends)),
+        *(pack(f"Q{len(ends)}q", len(ends), *ends) for ends in plan.ends),
     )
 
 
-def read_schedule(blob: bytes) -> Schedule:
-    reader = Reader(blob, "schedule")
-    plan, bucket_bytes = read_plan(reader.raw()), reader.get("q")
+def read_schedule(core_schedule: _core.Schedule) -> Schedule:
+    """From the saved bytes, which leave out how many dims an item has: its move knows."""
+    reader = Reader(core_schedule.save(), "schedule")
+    plan, rank = read_plan(reader.raw()), reader.get("i")
+    bucket_bytes, in_order = reader.get("q"), reader.get("B")
+    moves = core_schedule.plan.moves_of(rank)
     buckets = []
     for _ in range(reader.get("Q")):
-        head = [reader.get(code) for code in "iiBBiiq"]
+        head = [reader.get(code) for code in "iiBBiiiq"]
         items = []
         for _ in range(reader.get("Q")):
             move, offset = reader.get("i"), reader.get("q")
-            numbers = reader.many("q", 2 * len(plan.moves[move].size))
+            numbers = reader.many("q", 2 * len(moves[move]["size"]))
             items.append(Item(move, offset, numbers[::2], numbers[1::2]))
         buckets.append(Bucket(*head, tuple(items)))
     reader.finish()
-    return Schedule(plan, bucket_bytes, buckets)
+    return Schedule(plan, rank, bucket_bytes, in_order, buckets)
 
 
 def write_schedule(schedule: Schedule) -> bytes:
     rows = []
     for each in schedule.buckets:
         rows.append(
-            pack("iiBB", each.src, each.dst, each.step, each.direct)
-            + pack("iiqQ", each.round, each.group, each.num_bytes, len(each.items))
+            pack("iiBB", each.src, each.dst, each.step, each.plain)
+            + pack("iii", each.round, each.gate, each.feeds)
+            + pack("qQ", each.num_bytes, len(each.items))
         )
         rows += [pack("iq", i.move, i.offset) + box(i.start, i.size) for i in each.items]
     return close(
         "schedule",
         raw(write_plan(schedule.plan)),
-        pack("qQ", schedule.bucket_bytes, len(schedule.buckets)),
+        pack("iqB", schedule.rank, schedule.bucket_bytes, schedule.in_order),
+        pack("Q", len(schedule.buckets)),
         *rows,
     )
 

@@ -7,6 +7,7 @@ the saved format and nothing else of the core.
 """
 
 import math
+from dataclasses import dataclass, replace
 
 import blobs
 import numpy as np
@@ -79,10 +80,98 @@ class Memory:
         return found - {NOTHING}
 
 
+@dataclass(frozen=True)
+class Moves:
+    """What all ranks together move, each move once: as its destination has it."""
+
+    src: blobs.Layout
+    dst: blobs.Layout
+    moves: list[blobs.Move]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """What all ranks together carry, each bucket once; items count `plan.moves`."""
+
+    plan: Moves
+    bucket_bytes: int
+    buckets: list[blobs.Bucket]
+
+
+def ranks_of(plan: blobs.Plan) -> list[int]:
+    return sorted({*plan.src.ranks, *plan.dst.ranks})
+
+
+def moves_of(core_plan, rank: int, names: list[str]) -> list[blobs.Move]:
+    """`names` are those of the destination's tensors."""
+    ops = ("copy", "sum", "mean", "min", "max")
+    keys = ("src_piece", "dst_piece", "src", "dst", "start", "size", "src_dtype", "dst_dtype")
+    return [
+        blobs.Move(
+            names.index(row["tensor"]),
+            *(row[key] for key in keys),
+            op=ops.index(row["op"]),
+            step=row["step"],
+        )
+        for row in core_plan.moves_of(rank)
+    ]
+
+
+def all_moves(core_plan) -> Moves:
+    """Both ends of every move must have it."""
+    plan = blobs.read_plan(core_plan.save())
+    names = [name for name, _, _ in plan.dst.spec.tensors]
+    arriving, leaving = [], []
+    for rank in ranks_of(plan):
+        own = moves_of(core_plan, rank, names)
+        assert all(rank in (move.src, move.dst) for move in own)
+        arriving += [move for move in own if move.dst == rank]
+        leaving += [move for move in own if move.src == rank]
+    assert len(arriving) == len(leaving) == len({*arriving}) and {*arriving} == {*leaving}
+    assert core_plan.num_moves == len(arriving)
+    return Moves(plan.src, plan.dst, sorted(arriving, key=lambda move: move.step))
+
+
+def all_buckets(core_plan, bucket_bytes: int, in_order: bool = False) -> Buckets:
+    """Both ends of every bucket must come to the same one."""
+    moves = all_moves(core_plan)
+    index = {move: i for i, move in enumerate(moves.moves)}
+    names = [name for name, _, _ in moves.dst.spec.tensors]
+    arriving, leaving = {}, {}
+    for rank in ranks_of(moves):
+        core = _core.make_schedule(core_plan, rank, bucket_bytes, in_order)
+        core.check()
+        own = moves_of(core_plan, rank, names)
+        saved = blobs.read_schedule(core).buckets
+        for bucket, row in zip(saved, core.buckets, strict=True):
+            items = tuple(replace(item, move=index[own[item.move]]) for item in bucket.items)
+            found = replace(bucket, items=items, gate=-1, feeds=-1)
+            key = (bucket.src, bucket.dst, row["index"])
+            for side, end in ((arriving, bucket.dst), (leaving, bucket.src)):
+                if end == rank:
+                    assert key not in side
+                    side[key] = found
+        _check_order(core, saved)
+    assert arriving == leaving
+    return Buckets(moves, bucket_bytes, list(arriving.values()))
+
+
+def _check_order(core, buckets: list[blobs.Bucket]) -> None:
+    """A rank sees its buckets in the order of steps and rounds."""
+    for ids, end in ((core.incoming, "dst"), (core.outgoing, "src")):
+        rounds = [(buckets[i].step, buckets[i].round) for i in ids]
+        assert rounds == sorted(rounds)
+        assert sorted(ids) == [
+            i
+            for i, each in enumerate(buckets)
+            if getattr(each, end) == core.rank and each.src != each.dst
+        ]
+
+
 class Run:
     """A plan carried out on ids."""
 
-    def __init__(self, plan: blobs.Plan) -> None:
+    def __init__(self, plan: Moves) -> None:
         self.plan = plan
         firsts = first_ids(plan.dst.spec)
         self.src = Memory(plan.src, firsts).fill()
@@ -132,9 +221,9 @@ class Run:
         return wire_bytes(source, dtype)
 
 
-def check_plan(core_plan) -> blobs.Plan:
-    """Carries out every move and compares arrivals, bounds and certificate. Returns the plan."""
-    plan = blobs.read_plan(core_plan.save())
+def check_plan(core_plan) -> Moves:
+    """Carries out every move and compares arrivals, bounds and certificate. Returns the moves."""
+    plan = all_moves(core_plan)
     run = Run(plan)
     received = dict.fromkeys({*plan.src.ranks, *plan.dst.ranks}, 0)
     sent = dict(received)
@@ -166,13 +255,13 @@ def check_plan(core_plan) -> blobs.Plan:
     return plan
 
 
-def _offset(plan: blobs.Plan, move: blobs.Move) -> int:
+def _offset(plan: Moves, move: blobs.Move) -> int:
     return int(places_of(plan.dst.pieces[move.dst_piece], move.start, (1,) * len(move.size)).min())
 
 
-def check_schedule(core_schedule) -> blobs.Schedule:
-    """Packs and unpacks every bucket and compares what arrives. Returns the schedule."""
-    schedule = blobs.read_schedule(core_schedule.save())
+def check_schedule(core_plan, bucket_bytes: int, in_order: bool = False) -> Buckets:
+    """Packs and unpacks the buckets of all ranks and compares what arrives. Returns them."""
+    schedule = all_buckets(core_plan, bucket_bytes, in_order)
     run = Run(schedule.plan)
     for move in schedule.plan.moves:
         if move.src == move.dst:
@@ -180,11 +269,11 @@ def check_schedule(core_schedule) -> blobs.Schedule:
     for bucket in schedule.buckets:
         _carry(run, schedule, bucket)
     run.check_arrived()
-    _check_rounds(core_schedule, schedule)
+    _check_rounds(schedule)
     return schedule
 
 
-def _carry(run: Run, schedule: blobs.Schedule, bucket: blobs.Bucket) -> None:
+def _carry(run: Run, schedule: Buckets, bucket: blobs.Bucket) -> None:
     assert bucket.src != bucket.dst and bucket.items
     assert 0 < bucket.num_bytes <= schedule.bucket_bytes
     taken = np.zeros(bucket.num_bytes, dtype=bool)
@@ -201,22 +290,11 @@ def _carry(run: Run, schedule: blobs.Schedule, bucket: blobs.Bucket) -> None:
         plain = plain and move.src_dtype == move.dst_dtype
         run.write(move, item.start, item.size, run.read(move, item.start, item.size))
     assert taken[0] and taken[-1]
-    assert bucket.direct == plain
+    assert bucket.plain == plain
 
 
-def _check_rounds(core_schedule, schedule: blobs.Schedule) -> None:
-    """Both ends see their buckets in round order, and a round pairs every rank at most once."""
-    buckets = schedule.buckets
-    for rank in {each for bucket in buckets for each in (bucket.src, bucket.dst)}:
-        for ids, end in (
-            (core_schedule.incoming(rank), "dst"),
-            (core_schedule.outgoing(rank), "src"),
-        ):
-            rounds = [(buckets[i].step, buckets[i].round) for i in ids]
-            assert rounds == sorted(rounds)
-            assert sorted(ids) == [
-                i for i, each in enumerate(buckets) if getattr(each, end) == rank
-            ]
+def _check_rounds(schedule: Buckets) -> None:
+    """A round pairs every rank at most once."""
     for end in ("src", "dst"):
-        seen = [(bucket.step, bucket.round, getattr(bucket, end)) for bucket in buckets]
+        seen = [(each.step, each.round, getattr(each, end)) for each in schedule.buckets]
         assert len(seen) == len(set(seen))

@@ -50,8 +50,9 @@ _PLANS = [
 
 def planned(src: str, dst: str, dtype: str | None, spec: Spec) -> tuple[Any, list[dict[str, Any]]]:
     """The certificate, and every move as a dict. The one place that knows where plans keep them."""
-    plan = hybridengine.plan(spec, src, dst, dtype=dtype).plan
-    return plan.certificate, plan.moves
+    plan = hybridengine.plan(spec, src, dst, dtype=dtype)
+    ranks = [row["rank"] for row in plan.certificate.ranks]
+    return plan.certificate, [move for rank in ranks for move in plan.moves_of(rank)]
 
 
 def plan_digests(src: str, dst: str, dtype: str | None, spec: Spec) -> Digests:

@@ -70,7 +70,7 @@ def test_a_tensor_of_just_one_bucket():
     """B17: 1600 bytes are 1024 and 576; an exact fit takes one bucket and no empty one after it."""
     for shape, expected in (((20, 20), [1024, 576]), ((16, 16), [1024]), ((3,), [12])):
         spec = Spec.from_tensors([("w", shape, "float32")])
-        schedule = plan(spec, "hf", "hf@1", bucket_bytes=1024)
+        schedule = plan(spec, "hf", "hf@1").schedule(0, 1024)
         assert [bucket["num_bytes"] for bucket in schedule.buckets] == expected
 
 
@@ -187,7 +187,7 @@ def test_an_execution_checks_its_memory():
     """The core by itself: wrong counts, shapes and types are named."""
     spec = Spec.from_tensors([("w", (4, 2), "float32")])
     layout = Layout.hf().bind(spec)
-    schedule = plan(spec, layout, layout)
+    schedule = plan(spec, layout, layout).schedule(0)
 
     def main(comm: Communicator) -> list[str]:
         good = torch.ones(4, 2)
@@ -212,7 +212,7 @@ def test_an_execution_checks_its_memory():
 
 def test_a_grant_past_the_end_of_memory_is_refused():
     """An offset so large that adding the size of the bucket wraps around."""
-    schedule = plan(Spec.from_tensors([("w", (4096,), "float32")]), "hf", "hf@1")
+    schedule = plan(Spec.from_tensors([("w", (4096,), "float32")]), "hf", "hf@1").schedule(0)
     comm = _core.Communicator("loopback", 0, 2, "too-far", 20.0, 20.0)
     peer = _core.Endpoint.make("loopback", 1, 2, "too-far")
     addresses = [comm.address(), peer.address()]
@@ -236,7 +236,7 @@ def test_a_segment_that_is_too_small_is_refused():
 
     def main(comm: Communicator) -> str:
         spec = Spec.from_tensors([("w", (sizes[comm.rank],), "float32")])
-        schedule = plan(spec, "hf", "hf@1")
+        schedule = plan(spec, "hf", "hf@1").schedule(comm.rank)
         into = list(empty(Layout.hf(ranks=[1]).bind(spec), comm.rank).values())
         mine = [torch.ones(sizes[0])] if comm.rank == 0 else []
         with pytest.raises(TransportError) as raised, comm.call():

@@ -44,7 +44,7 @@ def rendered(src: str, dst: str) -> str:
     """The plan of one matrix of 5000 float32 rows of a kilobyte."""
     spec = Spec.from_tensors([("w", (5000, 250), "float32")])
     source, target = bind_both(spec, src, dst)
-    facts = explain.plan_facts("one", source, target, plan(spec, source, target))
+    facts = explain.plan_facts("one", source, target, plan(spec, source, target), 32 << 20)
     out = io.StringIO()
     explain.render_plan(facts, Console(file=out, width=80))
     return out.getvalue()

@@ -115,7 +115,7 @@ def samples(kind: str) -> list[bytes]:
     plans = [_core.make_plan(*pair) for pair in pairs]
     if kind == "Plan":
         return [plan.save() for plan in plans]
-    return [_core.make_schedule(p, size).save() for p in plans for size in (16, 2**25)]
+    return [_core.make_schedule(p, 1, size).save() for p in plans for size in (16, 2**25)]
 
 
 def use(kind: str, loaded) -> None:
@@ -136,7 +136,9 @@ def use(kind: str, loaded) -> None:
         loaded = _core.make_plan(loaded, loaded)
     if kind in ("Layout", "Plan"):
         str(loaded)
-        loaded = _core.make_schedule(loaded, 2**62)
+        rank = loaded.certificate.ranks[0]["rank"]
+        _core.pairs_of(loaded, 2**62)
+        loaded = _core.make_schedule(loaded, rank, 2**62)
         loaded.check()
     str(loaded)
 

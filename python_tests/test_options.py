@@ -76,7 +76,7 @@ WRONG_CALLS = {
         "layout is a LayoutRule, which has no shapes. Bind it first",
     ),
     "a plan's size": (
-        lambda: he.plan(SPEC, "hf", "hf", bucket_bytes="3X"),
+        lambda: he.plan(SPEC, "hf", "hf").schedule(0, "3X"),
         "bucket_bytes='3X' is no size",
     ),
     "a plan's spec": (lambda: he.plan({}, "hf", "hf"), "spec is a dict. Make one with Spec.from_"),

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import blobs
 import numpy as np
@@ -237,30 +238,27 @@ def test_what_cannot_be():
     run_threads(2, main, transport="loopback")
 
 
-@pytest.mark.parametrize("change", ["op", "missing", "twice", "group", "early"])
+@pytest.mark.parametrize("change", ["amid", "missing", "more", "group", "early", "late"])
 def test_a_wrong_plan_or_schedule_is_found(change):
     spec = Spec.from_tensors([("w", (40,), "float32")])
     whole = Layout.replicated(3).bind(spec)
     plan = _core.make_plan(whole.partial("sum").core, whole.core)
-    schedule = blobs.read_schedule(_core.make_schedule(plan, 64).save())
-    moves = schedule.plan.moves
-    if change == "op":
-        plan = blobs.Plan(schedule.plan.src, schedule.plan.dst, blobs.edited(moves, 0, op=0))
-    elif change == "missing":
-        plan = blobs.Plan(schedule.plan.src, schedule.plan.dst, moves[1:])
-    elif change == "twice":
-        plan = blobs.Plan(schedule.plan.src, schedule.plan.dst, [moves[0], *moves])
-    if change in ("op", "missing", "twice"):
-        with pytest.raises(_core.InternalError):
+    schedule = blobs.read_schedule(_core.make_schedule(plan, 1, 64))
+    ends = {"amid": [57, 108, 160], "missing": [56, 108, 159], "more": [56, 108, 164]}
+    assert schedule.plan.ends == [[56, 108, 160]]
+    if change in ends:
+        plan = replace(schedule.plan, ends=[ends[change]])
+        with pytest.raises((_core.InternalError, UsageError)):
             _core.Plan.load(blobs.write_plan(plan))
         return
-    copies = [i for i, each in enumerate(schedule.buckets) if each.step == 1]
+    copies = [i for i, each in enumerate(schedule.buckets) if each.step == 1 and each.src == 1]
+    folded = [i for i, each in enumerate(schedule.buckets) if each.feeds >= 0]
     first, last = copies[0], copies[-1]
     if change == "group":
-        rows = blobs.edited(schedule.buckets, first, group=schedule.buckets[last].group)
+        rows = blobs.edited(schedule.buckets, first, gate=schedule.buckets[last].gate)
+    elif change == "early":
+        rows = blobs.edited(schedule.buckets, first, gate=-1)
     else:
-        rows = blobs.edited(schedule.buckets, first, group=-1)
+        rows = blobs.edited(schedule.buckets, folded[0], feeds=-1)
     with pytest.raises(_core.InternalError):
-        _core.Schedule.load(
-            blobs.write_schedule(blobs.Schedule(schedule.plan, schedule.bucket_bytes, rows))
-        )
+        _core.Schedule.load(blobs.write_schedule(replace(schedule, buckets=rows)))

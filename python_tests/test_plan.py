@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import blobs
 import oracle
@@ -60,7 +61,7 @@ def test_fused_and_padded_layouts(src, dst):
     oracle.check_plan(_core.make_plan(bind(src, spec), bind(dst, spec)))
 
 
-def minimal_peak(plan: blobs.Plan) -> float:
+def minimal_peak(plan: oracle.Moves) -> float:
     """No assignment of bytes to holders has a lower largest sender: the heaviest group of ranks,
     taken over what only that group holds."""
     holders: dict[tuple[int, ...], int] = {}
@@ -101,7 +102,7 @@ def test_senders_share_as_evenly_as_the_replicas_allow(pair):
     plan = plan_of(*pair)
     most = max(row["sent_bytes"] for row in plan.certificate.ranks)
     # A cut falls between elements, so each rank may be off by one element per set of holders.
-    assert most <= minimal_peak(blobs.read_plan(plan.save())) + 2 * 8
+    assert most <= minimal_peak(oracle.all_moves(plan)) + 2 * 8
 
 
 @given(st.integers(2, 7), st.integers(1, 4), st.data())
@@ -148,7 +149,7 @@ def test_a_rank_that_holds_all_receives_nothing():
     assert plan.certificate.moved_bytes == 0
     assert plan.certificate.received_over_bound == 1
     assert plan.certificate.sender_max_over_mean == 1
-    assert all(move["src"] == move["dst"] for move in plan.moves)
+    assert all(m["src"] == m["dst"] for rank in range(2) for m in plan.moves_of(rank))
 
 
 @pytest.mark.parametrize("rows", [9, 8, 7, 3, 1, 0])
@@ -168,7 +169,7 @@ def test_shards_of_nine_rows():
     src = bind("fsdp2(8)", spec)
     assert [src.locals(rank)[0][1][0] for rank in range(8)] == [2, 2, 2, 2, 1, 0, 0, 0]
     plan = _core.make_plan(src, bind("hf@0", spec))
-    assert sum(move["size"][0] for move in plan.moves) == 9
+    assert sum(move["size"][0] for move in plan.moves_of(0)) == 9
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,8 @@ def test_empty_tensors_need_no_move(rows):
     plan = _core.make_plan(bind("fsdp2(4)", spec), bind("replicated(2)@3-4", spec))
     oracle.check_plan(plan)
     full = {name for name, shape, _ in rows if math.prod(shape)}
-    assert {move["tensor"] for move in plan.moves} == full
+    moves = [move for rank in range(5) for move in plan.moves_of(rank)]
+    assert {move["tensor"] for move in moves} == full
     assert [name for name, _, _ in plan_locals(plan)] == [name for name, _, _ in rows]
 
 
@@ -213,7 +215,7 @@ def test_counts_beyond_32_bits():
     wide = spec_of(("w", (65536, 32769), "bfloat16"))
     plan = _core.make_plan(bind("hf@0", wide), bind("fsdp2(3)@1-3", wide))
     plan.check()
-    assert sum(math.prod(move["size"]) for move in plan.moves) == 2147549184
+    assert sum(math.prod(move["size"]) for move in plan.moves_of(0)) == 2147549184
     assert plan.certificate.moved_bytes == 4295098368
 
 
@@ -258,7 +260,8 @@ def test_every_process_computes_the_same_plan(run_core):
         "spec = Spec.from_tensors([(f'layers.{i}.w', (i, 7), 'bfloat16') for i in range(40)])\n"
         "bind = lambda text: LayoutRule.parse(text).bind(spec).core\n"
         "plan = _core.make_plan(bind('fsdp2(3,replicas=2)'), bind('fsdp2(4)@2-5'))\n"
-        "print(plan.digest(), _core.make_schedule(plan, 64).digest())\n"
+        "ranks = [_core.make_schedule(plan, rank, 64).digest() for rank in range(6)]\n"
+        "print(plan.digest(), *set(ranks))\n"
     )
     outputs = {run_core(code, PYTHONHASHSEED=seed).stdout for seed in ("0", "1", "12345")}
     assert len(outputs) == 1 and outputs.pop().strip()
@@ -274,77 +277,120 @@ def tampered_plan() -> blobs.Plan:
     return blobs.read_plan(plan.save())
 
 
-def load(plan: blobs.Plan, moves: list[blobs.Move]) -> _core.Plan:
-    return _core.Plan.load(blobs.write_plan(blobs.Plan(plan.src, plan.dst, moves)))
+def load(plan: blobs.Plan, **changes) -> _core.Plan:
+    return _core.Plan.load(blobs.write_plan(replace(plan, **changes)))
+
+
+def cut_otherwise(plan: blobs.Plan, kind: int, cutting: int, cuts: list[blobs.Cut]):
+    """The patterns of a plan with one cutting changed."""
+    cuttings = list(plan.patterns[kind].cuttings)
+    cuttings[cutting] = cuts
+    return blobs.edited(plan.patterns, kind, cuttings=cuttings)
+
+
+def all_cuttings(plan: blobs.Plan):
+    for kind, pattern in enumerate(plan.patterns):
+        for i, cuts in enumerate(pattern.cuttings):
+            yield kind, i, cuts
 
 
 def test_a_plan_written_by_hand_is_a_plan():
-    plan = tampered_plan()
-    load(plan, plan.moves).check()
+    load(tampered_plan()).check()
 
 
-def test_a_missing_or_repeated_move_is_found():
+def test_a_missing_or_repeated_cut_is_found():
     plan = tampered_plan()
-    for index, move in enumerate(plan.moves):
-        with pytest.raises(InternalError, match="never written"):
-            load(plan, plan.moves[:index] + plan.moves[index + 1 :])
-        with pytest.raises(InternalError, match="written twice"):
-            load(plan, [*plan.moves, move])
+    roomy = [[*ends[:-1], ends[-1] + 1000] for ends in plan.ends]
+    for kind, cutting, cuts in all_cuttings(plan):
+        for index, cut in enumerate(cuts):
+            fewer = cut_otherwise(plan, kind, cutting, cuts[:index] + cuts[index + 1 :])
+            with pytest.raises(InternalError, match="never written"):
+                load(plan, patterns=fewer)
+            more = cut_otherwise(plan, kind, cutting, [*cuts, cut])
+            with pytest.raises(InternalError, match="written twice"):
+                load(plan, patterns=more, ends=roomy)
 
 
 def change(**changes):
-    return lambda move: blobs.edited([move], 0, **changes)[0]
+    return lambda cut: replace(cut, **changes)
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        change(src=5),
-        change(src=2**31 - 1),
-        change(src=-1),
-        change(dst=0),
-        change(dst_dtype="bfloat16"),
-        change(src_dtype="int32"),
-        change(step=1),
-        change(op=1),
-        change(codec=1),
-        change(tensor=1),
-        change(tensor=-1),
-        change(src_piece=0),
-        change(src_piece=10**6),
-        change(dst_piece=-3),
+        change(source=0),
+        change(source=-1),
+        change(source=10**6),
         change(size=(0, 4)),
-        change(size=(1, 4)),
+        change(size=(1, 3)),
         change(size=(2**62, 2**62)),
         change(start=(2**62, 0)),
         change(start=(-1, 0)),
         change(start=(0,), size=(1,)),
+        change(start=(0, 0), size=(6, 4)),
     ],
 )
-def test_a_changed_move_is_found(edit):
+def test_a_changed_cut_is_found(edit):
     plan = tampered_plan()
-    index = next(
-        i for i, m in enumerate(plan.moves) if m.src != m.dst and m.tensor == 0 and m.src_piece > 0
+    kind, cutting, cuts = next(
+        row for row in all_cuttings(plan) if len(row[2][0].size) == 2 and row[2][-1].source > 0
     )
-    moves = [*plan.moves[:index], edit(plan.moves[index]), *plan.moves[index + 1 :]]
     with pytest.raises((InternalError, UsageError)):
-        load(plan, moves)
+        load(plan, patterns=cut_otherwise(plan, kind, cutting, [*cuts[:-1], edit(cuts[-1])]))
 
 
-def test_two_moves_that_overlap_and_leave_a_gap_of_the_same_size_are_found():
+@pytest.mark.parametrize("cutting_of", [[0, 0, 0], [0, 1], [0, 1, 9], [0, 1, -1], [2, 1, 0]])
+def test_pieces_that_are_cut_as_others_are_found(cutting_of):
+    plan = tampered_plan()
+    with pytest.raises((InternalError, UsageError)):
+        load(plan, patterns=blobs.edited(plan.patterns, 0, cutting_of=cutting_of))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda ends: [ends[0] + 1, ends[1]],  # amid an element
+        lambda ends: [ends[1] + 4, ends[1]],  # not ascending
+        lambda ends: [-4, ends[1]],
+        lambda ends: [ends[0], ends[1] + 4],  # more than is asked
+        lambda ends: [ends[0], ends[1] - 4],  # less
+        lambda ends: ends[:1],
+        lambda ends: [*ends, ends[1]],
+    ],
+)
+def test_shares_of_holders_that_do_not_add_up_are_found(edit):
+    plan = tampered_plan()
+    index = next(i for i, ends in enumerate(plan.ends) if len(ends) == 2 and ends[0] > 4)
+    ends = [edit(each) if i == index else each for i, each in enumerate(plan.ends)]
+    with pytest.raises((InternalError, UsageError)):
+        load(plan, ends=ends)
+    with pytest.raises(UsageError, match="other kinds of tensors or holders"):
+        load(plan, ends=plan.ends[1:])
+
+
+def test_two_cuts_that_overlap_and_leave_a_gap_of_the_same_size_are_found():
     """Counting elements is not enough."""
     spec = spec_of(("w", (4,), "int8"))
     plan = blobs.read_plan(_core.make_plan(bind("hf@0", spec), bind("hf@1", spec)).save())
-    halves = [blobs.edited(plan.moves, 0, start=s, size=(2,))[0] for s in ((0,), (2,))]
-    load(plan, halves).check()
-    shifted = [halves[0], blobs.edited(halves, 1, start=(1,))[1]]
+    halves = [blobs.Cut(0, (start,), (2,)) for start in (0, 2)]
+    load(plan, patterns=cut_otherwise(plan, 0, 0, halves)).check()
+    shifted = [halves[0], replace(halves[1], start=(1,))]
     with pytest.raises(InternalError, match="written twice"):
-        load(plan, shifted)
+        load(plan, patterns=cut_otherwise(plan, 0, 0, shifted))
 
 
 def test_a_plan_that_receives_what_the_rank_holds_is_found():
+    """Rank 0 has half of what it needs twice: in a box of its own, and in one of rank 1."""
     spec = spec_of(("w", (4,), "int8"))
-    plan = blobs.read_plan(_core.make_plan(bind("replicated(2)", spec), bind("hf@0", spec)).save())
-    (move,) = plan.moves
+    src = _core.Layout(
+        "by hand",
+        spec.core,
+        [0, 1],
+        [(0, "w", (2,), "int8"), (1, "w", (4,), "int8")],
+        [("w", 0, "w", (0,), (2,), 0, (1,)), ("w", 1, "w", (0,), (4,), 0, (1,))],
+    )
+    plan = blobs.read_plan(_core.make_plan(src, bind("hf@0", spec)).save())
+    assert [cut.source for cut in plan.patterns[0].cuttings[0]] == [0, 1]
+    whole = cut_otherwise(plan, 0, 0, [blobs.Cut(1, (0,), (4,))])
     with pytest.raises(InternalError, match="bound"):
-        load(plan, [blobs.edited([move], 0, src=1, src_piece=1)[0]])
+        load(plan, patterns=whole, ends=[[0], [4]])

@@ -15,7 +15,7 @@ from hybridengine.mapping import Weight
 pytestmark = pytest.mark.threads
 
 SPEC = Spec.from_tensors([("w", (4, 2), "float32")])
-SCHEDULE = he.plan(SPEC, "fsdp2(2)", "replicated(2)", bucket_bytes=64)
+PLAN = he.plan(SPEC, "fsdp2(2)", "replicated(2)")
 ROUTE = "'fsdp2(2)' -> 'replicated(2)', 1 tensor"
 
 
@@ -27,10 +27,10 @@ ROUTE = "'fsdp2(2)' -> 'replicated(2)', 1 tensor"
         (Layout.hf(mapping=Mapping([])), "LayoutRule('hf', mapping=Mapping(by hand, 0 rows))"),
         (Layout.hf().bind(SPEC), "Layout('hf', 1 tensor)"),
         (Mapping([Weight("**")]), "Mapping(by hand, 1 row)"),
-        (SCHEDULE, f"Schedule({ROUTE}, 2 buckets of at most 64 bytes)"),
-        (SCHEDULE.plan, f"Plan({ROUTE}, 4 moves, 32 bytes between ranks)"),
+        (PLAN.schedule(0, 64), f"Schedule({ROUTE}, rank 0, 2 buckets of at most 64 bytes)"),
+        (PLAN, f"Plan({ROUTE}, 4 moves, 32 bytes between ranks)"),
         (
-            SCHEDULE.plan.certificate,
+            PLAN.certificate,
             "Certificate(2 ranks, 32 bytes between them, 1 x the bound)",
         ),
     ],

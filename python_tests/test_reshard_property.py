@@ -163,7 +163,9 @@ class Case:
 
     def check_received(self, rank: int, resharder: Resharder) -> None:
         """The moves and nothing else, be there gaps that align elements of other types."""
-        moves = [move for move in resharder.plan.moves if move["dst"] == rank != move["src"]]
+        moves = [
+            move for move in resharder.plan.moves_of(rank) if move["dst"] == rank != move["src"]
+        ]
         assert resharder.report.received_bytes == sum(move["num_bytes"] for move in moves)
         assert resharder.report.received_over_bound == 1
 

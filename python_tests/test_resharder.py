@@ -326,16 +326,18 @@ def test_buffers_of_a_dict_are_in_it():
 
 def test_plan_without_weights_or_ranks():
     spec = Spec.from_config(tiny.config(layers=2))
-    schedule = hybridengine.plan(spec, "fsdp2(2)", "vllm(tp=2)", bucket_bytes=128)
-    assert schedule.bucket_bytes == 128 and max(b["num_bytes"] for b in schedule.buckets) <= 128
-    schedule.check()
-    schedule.plan.check()
+    plan = hybridengine.plan(spec, "fsdp2(2)", "vllm(tp=2)")
+    plan.check()
+    for rank in (0, 1):
+        schedule = plan.schedule(rank, bucket_bytes=128)
+        assert schedule.bucket_bytes == 128 and max(b["num_bytes"] for b in schedule.buckets) <= 128
+        schedule.check()
+        assert len(plan.moves_of(rank)) == schedule.num_moves
+    assert "'fsdp2(2)' -> 'vllm(tp=2)'" in repr(plan) and "fsdp2(2) -> vllm(tp=2)" in plan.text
     half = hybridengine.plan(spec, "fsdp2(2)", "vllm(tp=2)", dtype=torch.bfloat16)
-    received = [
-        sum(row["bound_bytes"] for row in each.plan.certificate.ranks) for each in (schedule, half)
-    ]
+    received = [sum(row["bound_bytes"] for row in each.certificate.ranks) for each in (plan, half)]
     assert received[0] == 2 * received[1] > 0
     with pytest.raises(UsageError, match="dst is an int"):
         hybridengine.plan(spec, "hf", 3)
     with pytest.raises(ValueError, match="bucket"):
-        hybridengine.plan(spec, "hf", "hf", bucket_bytes=0)
+        hybridengine.plan(spec, "hf", "hf").schedule(0, bucket_bytes=0)

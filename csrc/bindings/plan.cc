@@ -42,6 +42,10 @@ py::dict to_dict(const Plan& plan, const Move& move) {
   result["dst"] = move.dst;
   result["start"] = to_tuple(move.box.ndim, move.box.start);
   result["size"] = to_tuple(move.box.ndim, move.box.size);
+  result["src_piece"] = move.src_piece;
+  result["dst_piece"] = move.dst_piece;
+  result["src_dtype"] = dtype_name(move.src_dtype);
+  result["dst_dtype"] = dtype_name(move.dst_dtype);
   result["op"] = op_name(move.op);
   result["step"] = int{move.step};
   result["num_bytes"] = move.num_bytes();
@@ -59,17 +63,18 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("moved_bytes", &Certificate::moved_bytes)
       .def("__repr__", &shown_certificate)
       .def("__str__", &Certificate::to_string);
-  py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan", "Every move from one layout to another.")
+  py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan", "What turns one layout into another.")
       .def_property_readonly("certificate", &Plan::certificate)
       .def_property_readonly("reduces", &Plan::reduces)
-      .def_property_readonly("num_moves", [](const Plan& plan) { return plan.moves().size(); })
-      .def_property_readonly("moves",
-                             [](const Plan& plan) {
-                               py::list rows;
-                               for (const Move& move : plan.moves())
-                                 rows.append(to_dict(plan, move));
-                               return rows;
-                             })
+      .def_property_readonly("num_moves", &Plan::num_moves, "Of all ranks together.")
+      .def(
+          "moves_of",
+          [](const Plan& plan, Rank rank) {
+            py::list rows;
+            for (const Move& move : plan.moves_of(rank)) rows.append(to_dict(plan, move));
+            return rows;
+          },
+          py::arg("rank"), "That a rank sends, receives or keeps.")
       .def("check", &Plan::check, py::call_guard<py::gil_scoped_release>())
       .def("digest", &Plan::digest, py::call_guard<py::gil_scoped_release>())
       .def("save", [](const Plan& plan) { return py::bytes(plan.save()); })
@@ -80,17 +85,11 @@ void bind_plan(py::module_& module) {
       .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; })
       .def("__repr__",
            [](const Plan& plan) {
-             return str_cat("Plan(", route_of(plan), ", ", counted(plan.moves().size(), "move"),
-                            ", ", plan.certificate().moved_bytes(), " bytes between ranks)");
+             return str_cat("Plan(", route_of(plan), ", ",
+                            counted(static_cast<size_t>(plan.num_moves()), "move"), ", ",
+                            plan.certificate().moved_bytes(), " bytes between ranks)");
            })
       .def("__str__", &Plan::to_string);
-  module.def(
-      "count_moves",
-      [](std::shared_ptr<Layout> src, std::shared_ptr<Layout> dst) {
-        py::gil_scoped_release release;
-        return count_moves(src, dst);
-      },
-      py::arg("src"), py::arg("dst"), "How many moves a plan would have, but for a few more.");
   module.def(
       "make_plan",
       [](std::shared_ptr<Layout> src, std::shared_ptr<Layout> dst) {

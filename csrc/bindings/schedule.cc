@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -27,26 +26,22 @@ py::dict to_dict(const Bucket& bucket) {
   result["src"] = bucket.src;
   result["dst"] = bucket.dst;
   result["step"] = bucket.step;
+  result["index"] = bucket.index;
   result["round"] = bucket.round;
-  result["group"] = bucket.group;
-  result["direct"] = bucket.direct;
+  result["gate"] = bucket.gate;
+  result["feeds"] = bucket.feeds;
+  result["plain"] = bucket.plain;
   result["num_bytes"] = bucket.num_bytes;
   result["items"] = items;
   return result;
 }
 
-/// (src, dst, bytes, buckets) of each pair of ranks with payload, ascending.
-std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> pairs_of(const Schedule& schedule) {
-  std::map<std::pair<Rank, Rank>, std::pair<int64_t, int64_t>> pairs;
-  for (const Bucket& bucket : schedule.buckets()) {
-    if (bucket.local()) continue;
-    auto& [num_bytes, num_buckets] = pairs[{bucket.src, bucket.dst}];
-    num_bytes += bucket.num_bytes;
-    ++num_buckets;
-  }
+std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> pairs_of(const std::shared_ptr<Plan>& plan,
+                                                               int64_t bucket_bytes) {
+  const py::gil_scoped_release release;
   std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> rows;
-  for (const auto& [ranks, sums] : pairs)
-    rows.emplace_back(ranks.first, ranks.second, sums.first, sums.second);
+  for (const PairSum& each : sum_pairs(plan, bucket_bytes))
+    rows.emplace_back(each.src, each.dst, each.num_bytes, each.num_buckets);
   return rows;
 }
 
@@ -55,8 +50,11 @@ std::vector<std::tuple<Rank, Rank, int64_t, int64_t>> pairs_of(const Schedule& s
 void bind_schedule(py::module_& module) {
   module.attr("DEFAULT_BUCKET_BYTES") = kDefaultBucketBytes;
   py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule",
-                                                  "Moves cut and fused into buckets.")
+                                                  "One rank's moves cut and fused into buckets.")
+      .def_property_readonly("rank", &Schedule::rank)
       .def_property_readonly("bucket_bytes", &Schedule::bucket_bytes)
+      .def_property_readonly("in_order", &Schedule::in_order)
+      .def_property_readonly("num_moves", [](const Schedule& s) { return s.moves().size(); })
       .def_property_readonly("num_buckets", [](const Schedule& s) { return s.buckets().size(); })
       .def_property_readonly(
           "plan", [](const Schedule& s) { return std::const_pointer_cast<Plan>(s.plan_ptr()); })
@@ -68,10 +66,8 @@ void bind_schedule(py::module_& module) {
             return rows;
           },
           "Dicts; items are (move, offset in bytes, box start, box size).")
-      .def_property_readonly("pairs", &pairs_of,
-                             "(src, dst, bytes, buckets) of each pair with payload, ascending.")
-      .def("incoming", &Schedule::incoming, py::arg("rank"))
-      .def("outgoing", &Schedule::outgoing, py::arg("rank"))
+      .def_property_readonly("incoming", &Schedule::incoming, "Ids, in the order of rounds.")
+      .def_property_readonly("outgoing", &Schedule::outgoing, "Ids, in the order of rounds.")
       .def("check", &Schedule::check, py::call_guard<py::gil_scoped_release>())
       .def("digest", &Schedule::digest, py::call_guard<py::gil_scoped_release>())
       .def("save", [](const Schedule& schedule) { return py::bytes(schedule.save()); })
@@ -82,18 +78,21 @@ void bind_schedule(py::module_& module) {
       .def("__eq__", [](const Schedule& a, const Schedule& b) { return a == b; })
       .def("__repr__",
            [](const Schedule& schedule) {
-             return str_cat("Schedule(", route_of(schedule.plan()), ", ",
-                            counted(schedule.buckets().size(), "bucket"), " of at most ",
+             return str_cat("Schedule(", route_of(schedule.plan()), ", rank ", schedule.rank(),
+                            ", ", counted(schedule.buckets().size(), "bucket"), " of at most ",
                             schedule.bucket_bytes(), " bytes)");
            })
       .def("__str__", &Schedule::to_string);
   module.def(
       "make_schedule",
-      [](std::shared_ptr<Plan> plan, int64_t bucket_bytes, bool in_order) {
+      [](std::shared_ptr<Plan> plan, Rank rank, int64_t bucket_bytes, bool in_order) {
         py::gil_scoped_release release;
-        return std::const_pointer_cast<Schedule>(make_schedule(plan, bucket_bytes, in_order));
+        return std::const_pointer_cast<Schedule>(make_schedule(plan, rank, bucket_bytes, in_order));
       },
-      py::arg("plan"), py::arg("bucket_bytes") = kDefaultBucketBytes, py::arg("in_order") = false);
+      py::arg("plan"), py::arg("rank"), py::arg("bucket_bytes") = kDefaultBucketBytes,
+      py::arg("in_order") = false);
+  module.def("pairs_of", &pairs_of, py::arg("plan"), py::arg("bucket_bytes"),
+             "(src, dst, bytes, buckets) of each pair of ranks with payload, ascending.");
 }
 
 }  // namespace hybridengine

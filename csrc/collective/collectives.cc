@@ -116,7 +116,7 @@ Collectives::Prepared& Collectives::prepared_for(const Request& request,
     plan = make_plan(chunks_on(spec, comm_.world()), whole_on(spec, all));
   else
     plan = make_plan(whole_on(spec, {request.root}), whole_on(spec, receivers));
-  const SchedulePtr schedule = make_schedule(plan, agreement.bucket_bytes);
+  const SchedulePtr schedule = make_schedule(plan, comm_.rank(), agreement.bucket_bytes);
   RunOptions options;
   options.plan = schedule->digest();
   if (agreement.contiguous) options.readable = all;

@@ -128,10 +128,10 @@ void Program::add_buckets(const ProgramOptions& options) {
   const auto by_manner = [&](Rank src) {
     return std::ranges::find(options.readable, src) != options.readable.end();
   };
-  for (const int32_t id : schedule_->incoming(rank_))
+  for (const int32_t id : schedule_->incoming())
     add_parts(id, by_manner(schedule_->buckets()[id].src));
   const auto num_incoming = static_cast<int32_t>(parts_.size());
-  for (const int32_t id : schedule_->outgoing(rank_)) add_parts(id, by_manner(rank_));
+  for (const int32_t id : schedule_->outgoing()) add_parts(id, by_manner(rank_));
   const auto num_both = static_cast<int32_t>(parts_.size());
   for (size_t id = 0; reduces_ && id < schedule_->buckets().size(); ++id) {
     const Bucket& bucket = schedule_->buckets()[id];
@@ -147,8 +147,8 @@ void Program::add_buckets(const ProgramOptions& options) {
 /// The parts of a bucket, in the order of their manners.
 void Program::add_parts(int32_t id, bool by_manner) {
   const Bucket& bucket = schedule_->buckets()[id];
-  const Table<Move>& moves = schedule_->plan().moves();
-  const bool contributes = bucket.step == 0 && bucket.group >= 0;
+  const Table<Move>& moves = schedule_->moves();
+  const bool contributes = bucket.step == 0 && reduces_;
   const bool whole = !by_manner || contributes || bucket.local();
   std::vector<Part> parts(kNumManners);
   for (const Item& item : bucket.items) {
@@ -156,17 +156,18 @@ void Program::add_parts(int32_t id, bool by_manner) {
     const Manner manner = whole ? Manner::kPack : manner_of(schedule_->plan(), move, item);
     Part& part = parts[static_cast<size_t>(manner)];
     if (part.copies.empty())
-      part = {.name = static_cast<uint32_t>(id) * kNumManners + static_cast<uint32_t>(manner),
-              .src = bucket.src,
-              .dst = bucket.dst,
-              .step = bucket.step,
-              .manner = manner,
-              .plain = true,
-              .placed = !contributes,
-              .round = bucket.round,
-              .feeds = contributes ? bucket.group : -1,
-              .gate = bucket.step == 1 ? bucket.group : -1,
-              .copies = {}};
+      part = {
+          .name = static_cast<uint32_t>(bucket.index) * kNumManners + static_cast<uint32_t>(manner),
+          .src = bucket.src,
+          .dst = bucket.dst,
+          .step = bucket.step,
+          .manner = manner,
+          .plain = true,
+          .placed = !contributes,
+          .round = bucket.round,
+          .feeds = bucket.feeds,
+          .gate = bucket.gate,
+          .copies = {}};
     Copy copy = compile(move, item);
     if (!whole)
       copy.offset_bytes = aligned(part.num_bytes, static_cast<int64_t>(dtype_bytes(copy.wire)));
@@ -181,21 +182,11 @@ void Program::add_parts(int32_t id, bool by_manner) {
     if (!part.copies.empty()) parts_.push_back(std::move(part));
 }
 
-/// The groups that this rank combines; parts name them by their index from here on.
+/// One for each gate of the schedule.
 void Program::add_folds() {
-  std::map<int32_t, int32_t> fold_of;  // by group
-  for (const int32_t group : schedule_->groups_of(rank_)) {
-    fold_of[group] = static_cast<int32_t>(folds_.size());
-    folds_.emplace_back();
-  }
-  const auto renamed = [&](int32_t group) {
-    const auto found = fold_of.find(group);
-    return found == fold_of.end() ? -1 : found->second;
-  };
+  folds_.resize(schedule_->gates().size());
   for (int32_t i = 0; i < static_cast<int32_t>(parts_.size()); ++i) {
-    Part& part = parts_[i];
-    part.feeds = part.dst == rank_ ? renamed(part.feeds) : -1;
-    part.gate = part.src == rank_ ? renamed(part.gate) : -1;
+    const Part& part = parts_[i];
     if (part.feeds >= 0) folds_[part.feeds].parts.push_back(i);
     if (part.gate >= 0)
       (part.local() ? folds_[part.gate].kept : folds_[part.gate].outgoing).push_back(i);
@@ -232,8 +223,8 @@ void Program::add_boxes(Fold& fold) const {
 
 void Program::add_local_copies() {
   local_copies_.resize(num_targets());
-  for (const int32_t index : schedule_->local_moves(rank_)) {
-    const Move& move = schedule_->plan().moves()[index];
+  for (const int32_t index : schedule_->local_moves()) {
+    const Move& move = schedule_->moves()[index];
     Copy copy = compile(move, {index, 0, move.box});
     local_copies_[copy.dst.tensor - num_sources_].push_back(std::move(copy));
   }

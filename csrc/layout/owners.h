@@ -6,23 +6,19 @@
 
 #include <vector>
 
+#include "layout/holders.h"
 #include "layout/layout.h"
 
 namespace hybridengine {
 
-struct OwnedBox {
-  Rank rank = 0;
-  int32_t tensor = 0;
-  Box box;
-};
-
-/// One of the ranks that hold it in `layout` for every element: boxes by rank, tensor and start.
-/// Ranks own as many bytes as each other where replicas allow it, with the element types of `spec`,
-/// whose tensors are those of the layout. Boxes that overlap without being equal go to the lowest
-/// rank that holds one of them.
-std::vector<OwnedBox> owned_boxes(const Layout& layout, const Spec& spec);
+/// What the holders of a tensor share among them: disjoint boxes, with sets and offsets, for whose
+/// elements each holder can be the owner; what they ask for is appended to `demands`. Boxes that
+/// overlap without being equal go to the lowest rank that holds one of them.
+std::vector<Holding> owned_holdings(const Layout& layout, int32_t tensor, HolderSets& sets,
+                                    Demands& demands);
 
 /// The layout in which every element belongs to exactly one of the ranks that hold it in `layout`.
+/// Ranks own as many bytes as each other where replicas allow it.
 ///
 /// Each rank has one local tensor, 1-d, for every logical tensor of which it owns something, under
 /// the logical name: its boxes one after the other, by start, each row-major. Floating tensors are

@@ -1,7 +1,7 @@
 // Certificate: what each rank receives and sends, against what it must.
 //
-// The bound comes from the layouts alone, the received bytes from the moves, so that a planner
-// cannot certify itself.
+// The bound comes from the layouts alone, the received bytes from patterns and choices, so that a
+// planner cannot certify itself. It is exact for every rank, and counts each kind of tensor once.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "layout/layout.h"
-#include "plan/pairing.h"
 
 namespace hybridengine {
 
-struct Move;
+class Plan;
 
 struct RankBytes {
   Rank rank = 0;
@@ -26,7 +25,7 @@ struct RankBytes {
 
 struct Certificate {
   std::vector<RankBytes> ranks;  // every rank of either side, ascending
-  std::vector<Rank> senders;     // those that hold a source piece
+  std::vector<Rank> senders;     // those that hold a source piece, or own what others need
 
   /// Largest received/bound over ranks; 1 where a bound is 0 and nothing is received, infinity
   /// where something is.
@@ -40,10 +39,11 @@ struct Certificate {
 /// The elements of `box` of `tensor` that `rank` holds in `layout`.
 int64_t held_elems(const Layout& layout, int32_t tensor, Rank rank, const Box& box);
 
-/// Throws as pair_tensors() does.
-Certificate certify(const Layout& src, const Layout& dst, const Table<Move>& moves);
-/// The same where the pairing is known.
-Certificate certify(const Layout& src, const Layout& dst, const Table<Move>& moves,
-                    const Pairing& pairing);
+/// A plan, counted.
+struct Counts {
+  Certificate certificate;
+  int64_t num_moves = 0;
+};
+Counts count_moves(const Plan& plan);
 
 }  // namespace hybridengine

@@ -1,10 +1,14 @@
-// Plan: every Move that turns a source layout into a destination layout, and the proof that no
-// byte is moved without need.
+// Plan: what turns a source layout into a destination layout, and the proof that no byte is moved
+// without need.
 //
 // Vocabulary: rank d *needs* N_d bytes (its destination pieces), *holds* L_d of them already (its
 // source pieces), so at least N_d - L_d bytes, its *bound*, must arrive. A Move whose two ranks are
 // the same is *local*: it costs no transport and counts nowhere in the certificate. Bytes are
 // counted as they travel (wire_dtype of the move).
+//
+// A plan holds patterns (plan/pattern.h), one per kind of tensor, and the choices among replicas,
+// one number per holder. Neither grows with tensors times ranks; moves_of() writes out what one
+// rank has a part in.
 //
 // From a partial layout, step 0 carries the contributions of each destination element to one of the
 // ranks that need it, its *owner*, who combines them; in step 1 owners copy what came out to the
@@ -23,46 +27,35 @@
 #include "base/blob.h"
 #include "layout/layout.h"
 #include "plan/certificate.h"
+#include "plan/move.h"
+#include "plan/pattern.h"
 
 namespace hybridengine {
 
-enum class Codec : uint8_t { kNone };  // masked and delta join here
-
-/// One box from a piece of the source layout to a piece of the destination layout.
-struct Move {
-  int32_t tensor = 0;
-  int32_t src_piece = 0;  // index into src layout's pieces(); of step 1: into dst layout's
-  int32_t dst_piece = 0;  // index into dst layout's pieces()
-  Rank src = 0;
-  Rank dst = 0;
-  Op op = Op::kCopy;
-  Codec codec = Codec::kNone;
-  uint8_t step = 0;  // 0 or 1: a move of step 1 may read what step 0 wrote
-  Dtype src_dtype = Dtype::kFloat32;
-  Dtype dst_dtype = Dtype::kFloat32;
-  Box box;
-
-  bool local() const { return src == dst; }
-  bool reduces() const { return op != Op::kCopy; }
-  /// The type that travels: contributions as they are, so that only their sum is rounded.
-  Dtype wire() const { return reduces() ? src_dtype : wire_dtype(src_dtype, dst_dtype); }
-  int64_t num_bytes() const;  // on the wire
-  bool operator==(const Move& other) const = default;
-};
-
 class Plan {
  public:
-  Plan(LayoutPtr src, LayoutPtr dst, Table<Move> moves);
-  /// The same where the pairing of the two layouts is known.
-  Plan(LayoutPtr src, LayoutPtr dst, Table<Move> moves, const Pairing& pairing);
+  /// `patterns` are those of the kinds of `pairing`; the ends of `sets` are dealt.
+  Plan(LayoutPtr src, LayoutPtr dst, Pairing pairing, std::vector<Pattern> patterns,
+       HolderSets sets);
 
   const Layout& src() const { return *src_; }
   const Layout& dst() const { return *dst_; }
   bool reduces() const { return src_->op() != Op::kCopy; }
-  /// Ordered by step, destination rank, destination place: local tensor, then row-major;
-  /// contributions to one place by source rank.
-  const Table<Move>& moves() const { return moves_; }
+  const Pairing& pairing() const { return pairing_; }
+  const std::vector<Pattern>& patterns() const { return patterns_; }
+  const HolderSets& sets() const { return sets_; }
+  const Pattern& pattern_of(int32_t tensor) const { return patterns_[pairing_.kind_of[tensor]]; }
   const Certificate& certificate() const { return certificate_; }
+
+  /// The moves that `rank` sends, receives or keeps, ordered by step, destination rank, destination
+  /// place (local tensor, then row-major); contributions to one place by source rank.
+  Table<Move> moves_of(Rank rank) const;
+  /// Of those the ones that it receives or keeps, in the same order.
+  Table<Move> arrivals_of(Rank rank) const;
+  /// Of all ranks together, without making them.
+  int64_t num_moves() const { return num_moves_; }
+  /// Bytes of the widest element that travels; 1 where none does.
+  int64_t widest_elem_bytes() const;
 
   /// The source and destination place of a part of a move; `box` lies within move.box.
   Place src_place(const Move& move, const Box& box) const;
@@ -72,7 +65,8 @@ class Plan {
   int32_t dst_local(const Move& move) const { return dst_->pieces()[move.dst_piece].local; }
 
   /// Proves that each destination element is written exactly once, from a rank that owns it, and
-  /// that no rank receives more than its bound. Independent of the planner. Throws InternalError.
+  /// that no rank receives more than its bound; per kind of tensor. Independent of the planner.
+  /// Throws InternalError.
   void check() const;
 
   std::string to_string() const;
@@ -88,9 +82,14 @@ class Plan {
   }
 
  private:
+  void put(BlobWriter& writer) const;
+
   LayoutPtr src_, dst_;
-  Table<Move> moves_;
+  Pairing pairing_;
+  std::vector<Pattern> patterns_;  // by pair kind
+  HolderSets sets_;
   Certificate certificate_;
+  int64_t num_moves_ = 0;
 };
 
 using PlanPtr = std::shared_ptr<const Plan>;
@@ -99,21 +98,5 @@ using PlanPtr = std::shared_ptr<const Plan>;
 /// dtypes may differ between floating types). Throws UsageError that lists what differs, or a
 /// destination box that no source rank holds, or a partial destination.
 PlanPtr make_plan(const LayoutPtr& src, const LayoutPtr& dst);
-
-/// How many moves make_plan() would make from a layout that is not partial, without making them:
-/// the parts of all tensors. It makes a few more, where the shares of two senders meet amid a part.
-/// Throws as make_plan() does.
-int64_t count_moves(const LayoutPtr& src, const LayoutPtr& dst);
-
-/// make_plan() from a partial layout.
-PlanPtr make_reducing_plan(const LayoutPtr& src, const LayoutPtr& dst);
-
-/// Plan::check() of such a plan.
-void check_reducing_plan(const Plan& plan);
-
-/// What each rank must receive at least where a source is partial: bound_bytes of `rows`, which are
-/// those of all ranks, ascending.
-void bound_reducing(const Layout& src, const Layout& dst, const Table<Move>& moves,
-                    const Pairing& pairing, std::vector<RankBytes>& rows);
 
 }  // namespace hybridengine

@@ -35,7 +35,8 @@ from hybridengine.command.signals import ended_by, unwind_on_signals
 from hybridengine.command.streams import open_streams, stdout_error
 from hybridengine.command.visible import visible, wrapped
 from hybridengine.launch import run_local
-from hybridengine.layouts.planning import bind_both, plan
+from hybridengine.layouts.planning import Plan, bind_both, plan
+from hybridengine.layouts.spec import Spec
 from hybridengine.models.models import Model, model_names, resolve
 from hybridengine.options import parse_size
 from hybridengine.processes.fork_server import end_fork_server
@@ -210,20 +211,27 @@ def reshard_command(
     _check_json_path(json_path)
     found = resolve(model)
     job = ReshardJob(model, src, dst, dtype, _bucket_bytes(bucket), verify)
-    schedule = with_patience(
+    made, pairs = with_patience(
         f"planning {src} -> {dst}",
-        lambda: plan(found.spec, src, dst, dtype=dtype, bucket_bytes=job.bucket_bytes),
+        lambda: _planned(found.spec, src, dst, dtype, job.bucket_bytes),
     )
     _check_weights(found)
     outcomes = _run(job, found, None if transport == "auto" else transport, timeout)
-    facts = reshard_facts(job, outcomes, schedule.num_buckets)
+    facts = reshard_facts(job, outcomes, sum(buckets for *_, buckets in pairs))
     if json_path is not None:
         _write_json(json_path, facts)
     if json_path != "-":
-        held = {row["rank"]: row["held_bytes"] for row in schedule.plan.certificate.ranks}
+        held = {row["rank"]: row["held_bytes"] for row in made.certificate.ranks}
         render_reshard(facts, held, Console())
     if facts["mismatched_elements"]:
         raise typer.Exit(DIFFERENT)
+
+
+def _planned(
+    spec: Spec, src: str, dst: str, dtype: str | None, bucket_bytes: int
+) -> tuple[Plan, list[tuple[int, int, int, int]]]:
+    made = plan(spec, src, dst, dtype=dtype)
+    return made, made.pairs(bucket_bytes)
 
 
 @app.command(name="plan", cls=Command, epilog=f"Models: {', '.join(model_names())}.")
@@ -243,8 +251,7 @@ def plan_command(
 
     def facts_of_plan() -> dict[str, Any]:
         source, target = bind_both(spec, src, dst, dtype)
-        schedule = plan(spec, source, target, bucket_bytes=bucket_bytes)
-        return plan_facts(model, source, target, schedule)
+        return plan_facts(model, source, target, plan(spec, source, target), bucket_bytes)
 
     facts = with_patience(f"planning {src} -> {dst}", facts_of_plan)
     if json_path is not None:

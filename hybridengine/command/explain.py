@@ -13,6 +13,7 @@ from rich.text import Text
 from hybridengine.command.job import RankOutcome, ReshardJob
 from hybridengine.layouts.grammar import format_ranks
 from hybridengine.layouts.layout import Layout
+from hybridengine.layouts.planning import Plan
 from hybridengine.wording import human_bytes
 
 Facts = dict[str, Any]
@@ -26,22 +27,22 @@ _MAX_SIZES = 4
 _STAGING_BUCKETS = 3
 
 
-def plan_facts(model: str, src: Layout, dst: Layout, schedule: Any) -> Facts:
+def plan_facts(model: str, src: Layout, dst: Layout, plan: Plan, bucket_bytes: int) -> Facts:
     """Everything `hybridengine plan` says, JSON-ready."""
-    certificate = schedule.plan.certificate
+    certificate, pairs = plan.certificate, plan.pairs(bucket_bytes)
     return {
         "model": model,
         "src": src.text,
         "dst": dst.text,
-        "bucket_bytes": schedule.bucket_bytes,
-        "buckets": schedule.num_buckets,
+        "bucket_bytes": bucket_bytes,
+        "buckets": sum(buckets for *_, buckets in pairs),
         "moved_bytes": certificate.moved_bytes,
         "received_over_bound": certificate.received_over_bound,
         "sender_max_over_mean": certificate.sender_max_over_mean,
-        "ranks": [_rank_facts(row, src, dst, schedule.bucket_bytes) for row in certificate.ranks],
+        "ranks": [_rank_facts(row, src, dst, bucket_bytes) for row in certificate.ranks],
         "pairs": [
             {"src": sender, "dst": receiver, "num_bytes": size, "buckets": buckets}
-            for sender, receiver, size, buckets in schedule.pairs
+            for sender, receiver, size, buckets in pairs
         ],
     }
 

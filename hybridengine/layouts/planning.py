@@ -7,9 +7,8 @@ from typing import Any
 from hybridengine import _core
 from hybridengine._core import UsageError
 from hybridengine.layouts.layout import Layout, LayoutRule
-from hybridengine.layouts.room import check_room
 from hybridengine.layouts.spec import Spec
-from hybridengine.options import size_bytes
+from hybridengine.options import size_bytes, whole
 from hybridengine.wording import kind_of
 
 DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
@@ -17,22 +16,64 @@ DEFAULT_BUCKET_BYTES: int = _core.DEFAULT_BUCKET_BYTES
 LayoutLike = Layout | LayoutRule | str
 
 
-def plan(
-    spec: Spec,
-    src: LayoutLike,
-    dst: LayoutLike,
-    *,
-    dtype: Any = None,
-    bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
-) -> Any:
-    """The schedule of a reshard without weights or ranks: schedule.plan.certificate has the bytes.
+class Plan:
+    """What turns one layout into another: patterns, one per kind of tensor, and the choices among
+    replicas. Its size does not grow with tensors times ranks; what one rank has a part in is
+    written out when asked for."""
 
-    Throws UsageError where the layouts do not fit the spec, or the moves not into memory.
+    def __init__(self, core: _core.Plan) -> None:
+        self.core = core
+
+    @property
+    def certificate(self) -> Any:
+        """Bytes of each rank against the least that it must receive: `ranks` (dicts, in bytes),
+        `moved_bytes`, `received_over_bound`, `sender_max_over_mean`."""
+        return self.core.certificate
+
+    @property
+    def text(self) -> str:
+        """The certificate and a line per kind of tensor, for people."""
+        return str(self.core)
+
+    def check(self) -> None:
+        """Proves that each destination byte is written exactly once, from a rank that owns it, and
+        that no rank receives more than its bound. Throws InternalError."""
+        self.core.check()
+
+    def moves_of(self, rank: int) -> list[dict[str, Any]]:
+        """What `rank` sends, receives or keeps, as dicts: tensor, src, dst, start and size of the
+        box, op, step, num_bytes on the wire and more; by step, destination and place. Empty for a
+        rank of neither layout."""
+        return self.core.moves_of(whole("rank", rank))
+
+    def schedule(self, rank: int, bucket_bytes: int | str = DEFAULT_BUCKET_BYTES) -> Any:
+        """The moves of `rank`, cut and fused into buckets of at most `bucket_bytes`, a number or a
+        text such as '32M'. Throws UsageError where a bucket cannot hold one element."""
+        size = size_bytes("bucket_bytes", bucket_bytes)
+        return _core.make_schedule(self.core, whole("rank", rank), size)
+
+    def pairs(
+        self, bucket_bytes: int | str = DEFAULT_BUCKET_BYTES
+    ) -> list[tuple[int, int, int, int]]:
+        """(src, dst, bytes, buckets) of each pair of ranks with payload, ascending. Throws as
+        schedule() does."""
+        return _core.pairs_of(self.core, size_bytes("bucket_bytes", bucket_bytes))
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def plan(spec: Spec, src: LayoutLike, dst: LayoutLike, *, dtype: Any = None) -> Plan:
+    """What a reshard would move, without weights or ranks. `dtype`: of floating tensors in the
+    destination.
+
+    Throws UsageError where the layouts do not fit the spec or each other.
     """
-    size = size_bytes("bucket_bytes", bucket_bytes)
     source, target = bind_both(spec, src, dst, dtype)
-    check_room(source, target)
-    return _core.make_schedule(_core.make_plan(source.core, target.core), size)
+    return Plan(_core.make_plan(source.core, target.core))
 
 
 def bind_both(

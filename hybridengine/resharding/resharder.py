@@ -141,8 +141,9 @@ class Resharder:
 
     def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
         self.plan = _core.make_plan(self.src.core, self.dst.core)
-        self.schedule = _core.make_schedule(self.plan, bucket_bytes)
-        parts.append(Part("schedule", self.schedule.digest(), lambda: str(self.schedule)))
+        self.schedule = _core.make_schedule(self.plan, self.comm.rank, bucket_bytes)
+        words = f"{bucket_bytes} bytes a bucket"
+        parts.append(Part("schedule", self.schedule.digest(), lambda: f"{self.plan}{words}"))
         if _core.env_check():
             self.plan.check()
             self.schedule.check()
@@ -266,7 +267,7 @@ class Resharder:
             raise UsageError(f"{self.src.text} cannot be streamed. Use run().")
         if self._stream_routine is None:
             size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
-            schedule = _core.make_schedule(self.plan, size, in_order=True)
+            schedule = _core.make_schedule(self.plan, self.comm.rank, size, in_order=True)
             self._stream_routine = self._make_routine(schedule, open_bytes=2 * size)
         self._check_sources()
         seconds: dict[str, list[str]] = {}
@@ -362,10 +363,12 @@ def reshard(
 
 
 def _dump(rank: int, plan: Any, schedule: Any) -> None:
-    """Prints plan and schedule into the folder of HYBRIDENGINE_DUMP; rank 0's are everyone's."""
+    """Prints the plan, which is everyone's, and this rank's schedule into the folder of
+    HYBRIDENGINE_DUMP."""
     folder = _core.env_dump()
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    if folder and rank == 0:
+    if not folder:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    if rank == 0:
         (Path(folder) / "plan.txt").write_text(str(plan))
-        (Path(folder) / "schedule.txt").write_text(str(schedule))
+    (Path(folder) / f"schedule.{rank}.txt").write_text(str(schedule))
