@@ -244,6 +244,13 @@ def test_rooms_import_only_what_is_below_them() -> None:
     assert found == []
 
 
+def test_contributing_maps_every_room() -> None:
+    text = (_ROOT / "CONTRIBUTING.md").read_text().split("## Where is ...?")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    rooms = [room for cell in cells for room in re.findall(r"`(\w+)/?`", cell)]
+    assert sorted(rooms) == sorted(_FLOORS)
+
+
 @pytest.mark.parametrize(
     ("room", "source", "expected"),
     [
