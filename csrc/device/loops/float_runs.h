@@ -32,10 +32,13 @@ struct AccumulatorOf<Bfloat16> {
 template <class Element>
 using Accumulator = typename AccumulatorOf<Element>::Type;
 
+// Copies of these in every loop that calls them took long to compile; beside a run a call is
+// nothing.
+#define HE_ONCE [[gnu::noinline]] static
+
 /// The float32 numbers dst[i] = to_float(src[i]). Addresses may be unaligned.
 template <class Src>
-static inline void widen_run(const std::byte* __restrict src, std::byte* __restrict dst,
-                             int64_t count) {
+HE_ONCE void widen_run(const std::byte* __restrict src, std::byte* __restrict dst, int64_t count) {
   int64_t at = 0;
 #if defined(__F16C__)
   if constexpr (kIsFloat16<Src>)
@@ -48,8 +51,7 @@ static inline void widen_run(const std::byte* __restrict src, std::byte* __restr
 
 /// The inverse: float32 numbers rounded to nearest even.
 template <class Dst>
-static inline void narrow_run(const std::byte* __restrict src, std::byte* __restrict dst,
-                              int64_t count) {
+HE_ONCE void narrow_run(const std::byte* __restrict src, std::byte* __restrict dst, int64_t count) {
   int64_t at = 0;
 #if defined(__F16C__)
   if constexpr (kIsFloat16<Dst>)
