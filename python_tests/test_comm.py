@@ -10,7 +10,7 @@ import pytest
 from ranks import MemoryStore, RankFailed, run_ranks, run_threads, thread_outcomes
 
 import hybridengine
-from hybridengine import Communicator, TransportError, UsageError
+from hybridengine import Communicator, TransportError, UsageError, _core
 
 pytestmark = pytest.mark.threads
 
@@ -297,3 +297,31 @@ def test_a_communicator_that_is_dropped_frees_its_thread():
     while watchdog & threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not watchdog & threads()
+
+
+def test_a_heartbeat_is_a_count_that_the_receiver_times():
+    """The peer's clock means nothing here: what keeps changing lives, what stands still is lost."""
+    comm = _core.Communicator("loopback", 0, 2, "presence", 1.0, 60.0)
+    peer = _core.Endpoint.make("loopback", 1, 2, "presence")
+    addresses = [comm.address(), peer.address()]
+    meeting = threading.Thread(target=peer.connect, args=(addresses, 20.0))
+    meeting.start()
+    comm.connect(addresses)
+    meeting.join()
+    silent = threading.Event()
+
+    def live() -> None:
+        for beat in range(35):  # it never enters the call, which is no reason within a minute
+            peer.set_board(1, heartbeat_ns=-(2**40) * (beat + 1), call=0)
+            time.sleep(0.1)
+        silent.set()
+
+    living = threading.Thread(target=live)
+    living.start()
+    comm.enter()
+    with pytest.raises(TimeoutError, match="no heartbeat"):
+        comm.gather([b""])
+    assert silent.is_set()  # after 3.5 s of a deadline of 2
+    living.join()
+    comm.close()
+    peer.close()

@@ -13,15 +13,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kHeartbeat{100};
 constexpr milliseconds kSlice{50};  // of a wait: bounds the delay of Ctrl-C
 
 /// How long a farewell may take when a peer does not read.
 constexpr milliseconds kFarewell{500};
 
 constexpr int64_t kMessageBytes = 48;  // without its text
-
-int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 }  // namespace
 
@@ -36,15 +33,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Rank rank, int3
 void Communicator::close() noexcept {
   if (!transport_) return;
   if (guard_.same_process()) {
-    {
-      const std::lock_guard lock(watchdog_mutex_);
-      watchdog_stop_ = true;
-    }
-    watchdog_wake_.notify_all();
-    if (watchdog_.joinable()) watchdog_.join();
+    presence_.reset();
     if (!dead()) say_goodbye();
-  } else if (watchdog_.joinable()) {
-    watchdog_.detach();  // it runs in the parent only
+  } else {
+    // Its thread runs in the parent only; to destroy what it waits for would wait for it.
+    static_cast<void>(presence_.release());
   }
   if (death_.empty()) death_ = "it was closed";
   transport_.reset();
@@ -73,22 +66,12 @@ void Communicator::connect(std::span<const Blob> addresses) {
     throw UsageError("a communicator needs one address per rank",
                      str_cat(addresses.size(), " addresses, ", world_, " ranks"), "");
   transport().connect(addresses, Clock::now() + options_.timeout, options_.between);
-  transport_->board(rank_)->heartbeat_ns = now_ns();
   mapped_ = transport_->caps().page;
   small_ = mapped_ ? make_lanes(*this) : make_tree(*this);
-  connected_at_ = entered_at_ = moved_at_ = Clock::now();
-  watchdog_ = std::thread([this] { heartbeat(); });
+  presence_ = std::make_unique<Presence>(*transport_, rank_, world_);
+  entered_at_ = moved_at_ = Clock::now();
   log(LogLevel::kInfo, Subsystem::kComm, "rank ", rank_, " of ", world_, " is connected (",
       transport_->name(), ")");
-}
-
-void Communicator::heartbeat() {
-  Board* board = transport_->board(rank_);
-  std::unique_lock lock(watchdog_mutex_);
-  while (!watchdog_stop_) {
-    board->heartbeat_ns = now_ns();
-    watchdog_wake_.wait_for(lock, kHeartbeat);
-  }
 }
 
 void Communicator::check_alive() const {
@@ -106,18 +89,14 @@ void Communicator::throw_different_calls(Rank peer) const {
 void Communicator::enter() {
   check_alive();
   ++call_;
-  transport_->board(rank_)->call = 2 * call_ - 1;
+  presence_->enter(call_);
   entered_at_ = moved_at_ = Clock::now();
 }
 
 void Communicator::leave() {
   check_alive();
   flush();
-  transport_->board(rank_)->call = 2 * call_;
-}
-
-void Communicator::made_progress() {
-  transport_->board(rank_)->progress.fetch_add(1, std::memory_order_relaxed);
+  presence_->leave(call_);
 }
 
 void Communicator::send(Rank peer, Message message) {
@@ -190,8 +169,7 @@ void Communicator::wait(std::span<const Rank> peers_owing, const std::string& do
 void Communicator::wait_until(const std::function<bool()>& here, std::span<const Rank> peers_owing,
                               const std::string& doing, bool expects_blobs,
                               const std::function<void()>& sleep) {
-  Board* board = transport_->board(rank_);
-  board->waiting_for = peers_owing.empty() ? -1 : peers_owing.front();
+  presence_->wait_for(peers_owing.empty() ? -1 : peers_owing.front());
   moved_at_ = Clock::now();  // while this rank was busy, the others may have waited for it
   while (!here()) {
     between();
@@ -202,7 +180,7 @@ void Communicator::wait_until(const std::function<bool()>& here, std::span<const
     check_silence(peers_owing, doing);
     if (sleep) sleep();
   }
-  board->waiting_for = -1;
+  presence_->wait_for_nobody();
 }
 
 void Communicator::check_same_call(bool expects_blobs) const {

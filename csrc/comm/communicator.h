@@ -5,23 +5,21 @@
 // later use throws TransportError with the first reason; make a new one.
 //
 // Vocabulary: a *call* is one collective use (a reshard). Calls are numbered alike on all ranks.
-// The *board* of a rank tells the others, without being asked, that it lives and how far it is.
+// The *presence* of a rank tells the others, without being asked, that it lives and how far it is.
 //
-// Called by engine/ and bindings. One thread at a time; the watchdog thread writes only the board.
+// Called by engine/, collective/ and bindings. One thread at a time.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/blob.h"
+#include "comm/presence.h"
 #include "comm/small_exchange.h"
 #include "transport/fork_guard.h"
 #include "transport/transport.h"
@@ -40,7 +38,7 @@ class Communicator {
   Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world, CommOptions options);
   ~Communicator() { close(); }
 
-  /// Says goodbye if it can, stops the watchdog, frees everything; the communicator is dead then.
+  /// Says goodbye if it can, ends the heartbeat, frees everything; the communicator is dead then.
   /// In a forked child it leaves what belongs to the parent alone. Never throws, never blocks for
   /// more than a second. Again: nothing.
   void close() noexcept;
@@ -60,7 +58,7 @@ class Communicator {
   Blob address() { return transport().address(); }
   void connect(std::span<const Blob> addresses);
 
-  /// Enters the next call: shows it on the board. Every rank calls it in the same order.
+  /// Enters the next call: every rank calls it in the same order.
   void enter();
   /// Leaves it, once all that it sent to ranks that are still in it, or come to it late, is out of
   /// its hands: a rank outside of a call does not poll. What waits for a rank that has left goes
@@ -86,7 +84,7 @@ class Communicator {
   /// Appends the messages of the current call that are here. Does not wait.
   void drain(std::vector<Arrival>& arrivals);
   /// Tells the others how far this rank is: once per bucket or so.
-  void made_progress();
+  void made_progress() { presence_->made_progress(); }
 
   /// After a peer could not be reached: waits a moment for what it, or another one, says of the
   /// reason, and throws that; returns where nobody says anything.
@@ -130,14 +128,13 @@ class Communicator {
 
   void check_lost(std::span<const Rank> peers_owing);
   void check_silence(std::span<const Rank> peers_owing, const std::string& doing);
-  bool has_left(Rank peer) const;
+  bool has_left(Rank peer) const { return presence_->has_left(peer, call_); }
   Rank follow_waiting(Rank from);
   [[noreturn]] void die_of_peer(Rank culprit, std::string reason);  // a copy: arrivals are cleared
   [[noreturn]] void die_of_silence(Rank culprit, std::chrono::nanoseconds silent,
                                    const std::string& why, const std::string& doing);
   void tell_all(Rank culprit, const std::string& reason) noexcept;
   void between();
-  void heartbeat();
 
   struct Complete {
     Blob blob;
@@ -161,18 +158,14 @@ class Communicator {
   std::vector<Peer> peers_;
   std::deque<Arrival> inbox_;
   std::vector<Arrival> fresh_;
-  std::unique_ptr<SmallExchange> small_;  // from connect() on
-  bool mapped_ = false;                   // it goes through pages
+  std::unique_ptr<Presence> presence_;  // from connect() on, as is the next one
+  std::unique_ptr<SmallExchange> small_;
+  bool mapped_ = false;  // it goes through pages
   Traffic traffic_;
 
   // What check_silence() remembers.
-  std::chrono::steady_clock::time_point connected_at_, entered_at_, moved_at_, between_at_;
+  std::chrono::steady_clock::time_point entered_at_, moved_at_, between_at_;
   uint64_t moved_sum_ = 0;
-
-  std::mutex watchdog_mutex_;
-  std::condition_variable watchdog_wake_;
-  bool watchdog_stop_ = false;
-  std::thread watchdog_;
 };
 
 }  // namespace hybridengine

@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A loaded machine may not run a watchdog for this long.
+// A loaded machine may not let a heartbeat run for this long.
 constexpr std::chrono::seconds kMinSilence{2};
 // For the words of a failure to reach peers that are slow to take messages.
 constexpr std::chrono::milliseconds kTellPatience{200};
@@ -36,9 +36,6 @@ std::string seconds(std::chrono::nanoseconds duration) {
 
 }  // namespace
 
-/// True when `peer` has finished the call that this rank is in: it may close without harm.
-bool Communicator::has_left(Rank peer) const { return transport_->board(peer)->call >= 2 * call_; }
-
 void Communicator::check_lost(std::span<const Rank> peers_owing) {
   for (Rank peer = 0; peer < world_; ++peer) {
     if (peers_[peer].lost.empty()) continue;
@@ -50,19 +47,15 @@ void Communicator::check_lost(std::span<const Rank> peers_owing) {
 
 void Communicator::check_silence(std::span<const Rank> peers_owing, const std::string& doing) {
   const auto now = Clock::now();
+  presence_->look();
   uint64_t sum = 0;
   bool all_entered = true;
   for (Rank peer = 0; peer < world_; ++peer) {
-    const Board* board = transport_->board(peer);
-    all_entered = all_entered && board->call >= 2 * call_ - 1;
+    all_entered = all_entered && presence_->has_entered(peer, call_);
     if (has_left(peer)) continue;  // what it does in later calls is no progress of this one
-    sum += board->progress + board->call;
+    sum += presence_->moved(peer);
     if (peer == rank_) continue;
-    // A peer that is still connecting has no heartbeat yet: it counts from when this rank was
-    // ready.
-    const Clock::duration seen =
-        std::max(Clock::duration(board->heartbeat_ns.load()), connected_at_.time_since_epoch());
-    const Clock::duration silent = now.time_since_epoch() - seen;
+    const Clock::duration silent = now - presence_->last_seen(peer);
     if (silent > std::max<Clock::duration>(options_.timeout, kMinSilence))
       die_of_silence(peer, silent, "no heartbeat: its process is stopped or its host is gone",
                      doing);
@@ -75,7 +68,7 @@ void Communicator::check_silence(std::span<const Rank> peers_owing, const std::s
     moved_at_ = now;
     if (now - entered_at_ <= options_.enter_timeout) return;
     for (Rank peer = 0; peer < world_; ++peer)
-      if (transport_->board(peer)->call < 2 * call_ - 1)
+      if (!presence_->has_entered(peer, call_))
         die_of_silence(peer, now - entered_at_, "it lives but has not entered the call", doing);
   }
   if (now - moved_at_ > options_.timeout && !peers_owing.empty())
@@ -86,8 +79,8 @@ void Communicator::check_silence(std::span<const Rank> peers_owing, const std::s
 /// Who is at the end of the chain of waiting ranks: the one that holds up all others.
 Rank Communicator::follow_waiting(Rank from) {
   for (int32_t steps = 0; steps < world_; ++steps) {
-    const Rank next = transport_->board(from)->waiting_for;
-    if (next < 0 || next >= world_ || next == rank_) break;
+    const Rank next = presence_->waiting_for(from);
+    if (next < 0 || next == rank_) break;
     from = next;
   }
   return from;
