@@ -333,6 +333,17 @@ def test_links_of_the_documentation_resolve() -> None:
     assert [broken for document in documents for broken in _broken_links(document)] == []
 
 
+def test_files_that_the_documentation_names_exist() -> None:
+    folders = "csrc|hybridengine|python_tests|cuda_tests|bench|cmake|examples|docs"
+    missing = [
+        f"{document.name}: {name}"
+        for document in _documents()
+        for name in re.findall(rf"`((?:{folders})/[\w./]+\.\w+)`", document.read_text())
+        if not (_ROOT / name).exists()
+    ]
+    assert missing == []
+
+
 def test_the_link_check_itself(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text("# One two\n[x](#one-two) [y](#three) [z](b.md) [w](https://a.b/c)\n")
