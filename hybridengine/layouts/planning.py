@@ -25,7 +25,7 @@ class Plan:
         self.core = core
 
     @property
-    def certificate(self) -> Any:
+    def certificate(self) -> _core.Certificate:
         """Bytes of each rank against the least that it must receive: `ranks` (dicts, in bytes),
         `moved_bytes`, `received_over_bound`, `sender_max_over_mean`."""
         return self.core.certificate
@@ -46,7 +46,7 @@ class Plan:
         rank of neither layout."""
         return self.core.moves_of(whole("rank", rank))
 
-    def schedule(self, rank: int, bucket_bytes: int | str = DEFAULT_BUCKET_BYTES) -> Any:
+    def schedule(self, rank: int, bucket_bytes: int | str = DEFAULT_BUCKET_BYTES) -> _core.Schedule:
         """The moves of `rank`, cut and fused into buckets of at most `bucket_bytes`, a number or a
         text such as '32M'. Throws UsageError where a bucket cannot hold one element."""
         size = size_bytes("bucket_bytes", bucket_bytes)
