@@ -15,8 +15,8 @@ from hybridengine._core import UsageError
 class Work:
     """A call under way. What it raises, wait() raises."""
 
-    def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self._function, self._args = function, args
+    def __init__(self, turns: Turns, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._turns, self._function, self._args = turns, function, args
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._then: list[Callable[[], None]] = []
@@ -24,7 +24,9 @@ class Work:
 
     def wait(self, timeout: float | None = None) -> None:
         """Until it is done. Throws TimeoutError after `timeout` seconds; it is then still under
-        way."""
+        way. Throws UsageError within a call of this thread, whose end it is waiting for itself."""
+        if not self._done.is_set():
+            self._turns.check_outside()
         if not self._done.wait(timeout):
             raise CommTimeoutError(
                 f"a collective was not done within {timeout} s. It goes on: wait() again."
@@ -82,21 +84,33 @@ class Turns:
     def __init__(self, name: str, owner: str) -> None:
         self._name, self._owner = name, owner
         self._busy = threading.Lock()  # held in a call
+        self._caller: int | None = None  # the thread that makes it
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Work | None = None
 
     def __enter__(self) -> None:
         """Begins a call, after all that was begun before it. Throws UsageError amid another one."""
+        self.check_outside()
         self._drain()
         if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                f"{self._owner} is in a call already. Use it from one thread, one call after the "
-                "other; for two at once make two communicators."
-            )
+            raise UsageError(self._in_use())
+        self._caller = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
+        self._caller = None
         self._busy.release()
+
+    def check_outside(self) -> None:
+        """Throws UsageError where this thread is in a call: what it waits for would never end."""
+        if self._caller == threading.get_ident():
+            raise UsageError(self._in_use())
+
+    def _in_use(self) -> str:
+        return (
+            f"{self._owner} is in a call already. Use it from one thread, one call after the "
+            "other; for two at once make two communicators."
+        )
 
     def later(self, function: Callable[..., None], args: tuple[Any, ...]) -> Work:
         """A call of a thread, after all that was begun before it."""
@@ -104,7 +118,7 @@ class Turns:
             name = f"hybridengine-{self._name}"
             self._thread = threading.Thread(target=self._main, name=name, daemon=True)
             self._thread.start()
-        self._last = Work(function, args)
+        self._last = Work(self, function, args)
         self._queue.put(self._last)
         return self._last
 

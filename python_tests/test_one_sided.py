@@ -92,3 +92,19 @@ def test_a_thread_that_makes_a_call_speaks_as_its_rank(capfd, monkeypatch):
         for number in range(2)
         for i, rank in enumerate((number, 1 - number))
     )
+
+
+def test_what_waits_for_the_end_of_its_own_call_is_told_so():
+    """Within a call neither another one nor the wait for work that comes after it can end."""
+
+    def main(comm: Communicator) -> float:
+        tensor = torch.ones(3)
+        with comm.call():
+            work = he.all_reduce(tensor, comm=comm, async_op=True)
+            for action in (work.wait, lambda: he.barrier(comm)):
+                with pytest.raises(UsageError, match="is in a call already"):
+                    action()
+        work.wait(20)
+        return tensor.sum().item()
+
+    assert run_threads(2, main, transport="loopback") == [6.0, 6.0]
