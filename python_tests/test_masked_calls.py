@@ -41,7 +41,15 @@ def test_bytes_keep_to_the_formula(world, dtype, counts):
         values = torch.ones(elems, dtype=getattr(torch, dtype))
         scores = torch.rand(elems, generator=generator)
         return scores, [
-            masked_all_reduce(values, scores, each, granularity="element", counts=counts, comm=comm)
+            masked_all_reduce(
+                values,
+                scores,
+                each,
+                granularity="element",
+                counts=counts,
+                comm=comm,
+                route="wire",
+            )
             for each in thresholds
         ]
 
@@ -64,7 +72,9 @@ def test_bytes_of_rows(threshold):
     def main(comm: Communicator):
         scores = (torch.arange(rows) * 7 + 3 * comm.rank) % 10 / 10  # even over the shares
         values = torch.full((rows, width), 2.0**comm.rank)
-        return scores, masked_all_reduce(values, scores, threshold, op="sum", fill=9.0, comm=comm)
+        return scores, masked_all_reduce(
+            values, scores, threshold, op="sum", fill=9.0, comm=comm, route="wire"
+        )
 
     ranks = run_threads(world, main, transport="loopback")
     keep = torch.stack([each[0] >= threshold for each in ranks])
@@ -86,7 +96,7 @@ def test_bytes_are_those_that_travelled():
         values = torch.ones(1 << 20)
         scores = torch.full((1 << 20,), 1.0 if comm.rank == 2 else 0.0)
         run = [
-            masked_all_reduce(values, scores, t, granularity="element", comm=comm)
+            masked_all_reduce(values, scores, t, granularity="element", comm=comm, route="wire")
             for t in (2.0, 0.5)
         ]
         return [each.wire_bytes for each in run]
@@ -105,7 +115,9 @@ def test_bytes_without_payload():
     def main(comm: Communicator):
         scores = (torch.arange(1 << 18) % 4 / 4).reshape(512, 512)
         values = torch.ones(512, 512)
-        return masked_all_reduce(values, scores, 0.5, granularity="element", comm=comm)
+        return masked_all_reduce(
+            values, scores, 0.5, granularity="element", comm=comm, route="wire"
+        )
 
     share = (1 << 18) / 2
     for result in run_threads(2, main, transport="null"):

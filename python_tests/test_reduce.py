@@ -111,6 +111,10 @@ def test_fold_rounds_once_and_equals_accumulate_and_finish(op, num_srcs, count):
             copies = [src.clone() for src in srcs]
             _core.fold(op, copies, copies[place], divisor)
             assert (words(copies[place]) == words(folded)).all()
+            copies, second = [src.clone() for src in srcs], torch.zeros_like(folded)
+            _core.fold_twice(op, copies, copies[place], second, divisor)
+            assert (words(copies[place]) == words(folded)).all()
+            assert (words(second) == words(folded)).all()
 
 
 def test_one_rounding_where_two_would_differ():

@@ -15,8 +15,7 @@ std::vector<TensorMemory> memory_of(const py::list& tensors, bool written) {
   memory.reserve(tensors.size());
   for (const py::handle tensor : tensors) {
     try {
-      const BorrowedMemory each = written ? borrow_writable(tensor) : borrow_memory(tensor);
-      memory.push_back({each.data, each.shape, each.strides, each.dtype});
+      memory.push_back(written ? borrow_writable(tensor) : borrow_memory(tensor));
     } catch (const UsageError& error) {
       throw UsageError(str_cat("tensor ", memory.size()), error.what(), "");
     }

@@ -19,10 +19,6 @@ namespace py = pybind11;
 namespace hybridengine {
 namespace {
 
-TensorMemory masked_memory(const BorrowedMemory& borrowed) {
-  return {borrowed.data, borrowed.shape, borrowed.strides, borrowed.dtype};
-}
-
 MaskedOp parse_masked_op(std::string_view name) {
   constexpr std::array<std::string_view, 3> kNames{"sum", "mean", "mean_world"};
   for (size_t at = 0; at < kNames.size(); ++at)
@@ -75,7 +71,7 @@ class BoundMaskedReduction {
       MaskedTensor& each = tensors.emplace_back();
       const BorrowedMemory memory = borrow_memory(values[i]);
       const Shape shape = score_shape(memory.shape, granularity);
-      each.values = masked_memory(memory);
+      each.values = memory;
       each.scores = read_scores(scores[i], shape, i);
       each.out = read_writable(out[i], memory.shape, memory.dtype, "out", i);
       const int64_t entries = granularity == "tensor" ? 1 : shape.num_elems();
@@ -95,7 +91,7 @@ class BoundMaskedReduction {
                                     const char* what, size_t index) {
     const BorrowedMemory memory = borrow_writable(tensor);
     check_like(memory, shape, &dtype, what, index);
-    return masked_memory(memory);
+    return memory;
   }
 
   TensorMemory read_scores(const py::handle& scores, const Shape& shape, size_t index) {
@@ -105,7 +101,7 @@ class BoundMaskedReduction {
     }
     const BorrowedMemory memory = borrow_memory(scores);
     check_like(memory, shape, nullptr, "scores", index);
-    return masked_memory(memory);
+    return memory;
   }
 
   py::object kept_;
@@ -163,6 +159,13 @@ py::list exchange_bytes(Communicator& comm, const std::vector<py::bytes>& mine, 
   return result;
 }
 
+std::optional<Route> parse_route(std::string_view name) {
+  if (name == "fast") return std::nullopt;
+  if (name == "wire") return Route::kWire;
+  if (name == "dense") return Route::kDense;
+  throw UsageError(str_cat("route=", name, " is not one"), "", "Use fast, wire or dense.");
+}
+
 }  // namespace
 
 void bind_masked(py::module_& module) {
@@ -176,18 +179,32 @@ void bind_masked(py::module_& module) {
                        const std::optional<py::list>& counts,
                        const std::optional<py::list>& residual, const std::string& granularity,
                        const std::string& op, double threshold, double fill, bool out_is_filled,
-                       int64_t bucket_bytes) {
+                       int64_t bucket_bytes, const std::string& route) {
              const MaskedOptions options{parse_masked_op(op), threshold,     fill,
-                                         counts.has_value(),  out_is_filled, bucket_bytes};
+                                         counts.has_value(),  out_is_filled, bucket_bytes,
+                                         parse_route(route)};
              return std::make_unique<BoundMaskedReduction>(values, scores, out, counts, residual,
                                                            granularity, options);
            }),
            py::arg("values"), py::arg("scores"), py::arg("out"), py::arg("counts"),
            py::arg("residual"), py::arg("granularity"), py::arg("op"), py::arg("threshold"),
-           py::arg("fill"), py::arg("out_is_filled") = false, py::arg("bucket_bytes") = 0)
+           py::arg("fill"), py::arg("out_is_filled") = false, py::arg("bucket_bytes") = 0,
+           py::arg("route") = "wire")
       .def(
           "read_scores", [](BoundMaskedReduction& self) { return self.get().read_scores(); },
           released(), "The first tensor with a NaN score, or -1.")
+      .def(
+          "agree",
+          [](BoundMaskedReduction& self, Communicator& comm, uint64_t statement,
+             double wire_density) { return self.get().agree(comm, statement, wire_density); },
+          py::arg("comm"), py::arg("statement"), py::arg("wire_density"), released(),
+          "Whether all ranks made the same statement; then also on a route.")
+      .def_static("refuse", &MaskedReduction::refuse, py::arg("comm"), released(),
+                  "What a rank with wrong arguments calls while the others agree.")
+      .def_property_readonly("route",
+                             [](BoundMaskedReduction& self) {
+                               return self.get().route() == Route::kWire ? "wire" : "dense";
+                             })
       .def(
           "run",
           [](BoundMaskedReduction& self, Communicator& comm, uint64_t plan) {

@@ -9,6 +9,7 @@
 #include "bindings/memory.h"
 #include "device/copy.h"
 #include "device/isa.h"
+#include "device/mask.h"
 #include "device/reduce.h"
 
 namespace py = pybind11;
@@ -88,6 +89,20 @@ void fold_tensors(const std::string& op, const std::vector<py::object>& srcs, co
   fold(parsed, to.dtype, addresses, divisor, to.data, count_of(to));
 }
 
+void fold_tensors_twice(const std::string& op, const std::vector<py::object>& srcs,
+                        const py::object& dst, const py::object& copy, int divisor) {
+  const BorrowedMemory to = borrow_writable(dst), also = borrow_writable(copy);
+  check_run(also, to, to.dtype);
+  std::vector<const std::byte*> addresses;
+  for (const py::object& src : srcs) {
+    const BorrowedMemory from = borrow_memory(src);
+    check_run(from, to, to.dtype);
+    addresses.push_back(from.data);
+  }
+  fold_twice(parse_reduce_op(op), to.dtype, addresses, divisor, to.data, also.data, count_of(to));
+  stream_fence();
+}
+
 void bind_reduce(py::module_& module) {
   module.def("reduce", &reduce_tensors, py::arg("op"), py::arg("src"), py::arg("dst"),
              "dst = dst op src for contiguous runs; op is sum, min or max.");
@@ -98,6 +113,8 @@ void bind_reduce(py::module_& module) {
   module.def("fold", &fold_tensors, py::arg("op"), py::arg("srcs"), py::arg("dst"),
              py::arg("divisor") = 1,
              "dst = (srcs[0] op srcs[1] op ...) / divisor, rounded once; dst may be a source.");
+  module.def("fold_twice", &fold_tensors_twice, py::arg("op"), py::arg("srcs"), py::arg("dst"),
+             py::arg("copy"), py::arg("divisor") = 1, "The same, into two places.");
 }
 
 void bind_isa(py::module_& module) {

@@ -10,15 +10,11 @@
 
 #include "base/dtype.h"
 #include "device/copy.h"
-#include "layout/box.h"
+#include "engine/memory.h"
 
 namespace hybridengine {
 
-struct BorrowedMemory {
-  std::byte* data = nullptr;  // may be null where there are no elements
-  Shape shape;
-  Dims strides{};  // in elements
-  Dtype dtype = Dtype::kFloat32;
+struct BorrowedMemory : TensorMemory {
   bool read_only = false;
 
   StridedEnd end() const { return {data, strides, dtype}; }

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
+#include "collective/carry.h"
+#include "collective/rounds.h"
 #include "device/mask.h"
 
 namespace hybridengine {
 namespace {
 
-/// Elements that are combined at once, in the nearest cache, before they go to the two places where
-/// they are needed.
-constexpr int64_t kBlockElems = 2048;
+/// Elements of a tensor of any strides that are combined at once, in the nearest cache.
+constexpr int64_t kBlockElems = 1024;
 constexpr int64_t kLargestElem = 8;
 
 size_t bytes_in_packet(const Stretch& stretch, const FlatMemory& tensor) {
@@ -26,21 +26,20 @@ AllReduce::AllReduce(Communicator& comm, const std::vector<TensorMemory>& tensor
     : comm_(comm),
       op_(reduce_op(op)),
       divisor_(op == Op::kMean ? comm.world() : 1),
-      packet_bytes_(static_cast<size_t>(
-          std::max(kMinPacketBytes, std::min(bucket_bytes, kFastPacketBytes) / 8 * 8))) {
+      packet_bytes_(packet_bytes_for(bucket_bytes, comm.world(), kFastPacketBytes)) {
   std::vector<FlatShape> shapes;
   for (const TensorMemory& tensor : tensors) {
     tensors_.emplace_back(tensor);
     shapes.push_back(
         {tensors_.back().num_elems(), static_cast<int64_t>(tensors_.back().elem_bytes()), 1});
   }
-  chunks_ = cut_chunks(shapes, comm.world(), static_cast<int64_t>(packet_bytes_), 0);
+  chunks_ = cut_chunks(shapes, comm.world(), packet_bytes_, 0);
 }
 
 void AllReduce::run(uint64_t plan) {
   std::vector<size_t> num_chunks;
   for (const std::vector<Chunk>& each : chunks_) num_chunks.push_back(each.size());
-  Rounds(comm_, plan, packet_bytes_).run(num_chunks, *this);
+  carry(comm_, plan, packet_bytes_, num_chunks, *this);
 }
 
 size_t AllReduce::contribute(Rank owner, size_t chunk, std::byte* dst) {
@@ -67,18 +66,20 @@ void AllReduce::combine_stretch(const Stretch& stretch, std::span<const Span> pa
                                 std::byte* dst) {
   const FlatMemory& tensor = tensors_[stretch.tensor];
   const auto size = static_cast<int64_t>(tensor.elem_bytes());
-  alignas(64) std::byte own[kBlockElems * kLargestElem], made[kBlockElems * kLargestElem];
+  const bool in_place = tensor.contiguous();
+  alignas(64) std::byte own[kBlockElems * kLargestElem];
   std::vector<const std::byte*> srcs(parts.size());
-  for (int64_t lo = stretch.begin; lo < stretch.end; lo += kBlockElems) {
-    const int64_t hi = std::min(stretch.end, lo + kBlockElems);
+  const int64_t step = in_place ? stretch.num_elems() : kBlockElems;
+  for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
+    const int64_t hi = std::min(stretch.end, lo + step);
     const int64_t within = (lo - stretch.begin) * size;
-    if (!tensor.contiguous()) tensor.read(lo, hi, own);
     for (Rank rank = 0; rank < comm_.world(); ++rank)
       srcs[rank] = parts[rank].data + skipped + within;
-    srcs[comm_.rank()] = tensor.contiguous() ? tensor.at(lo) : own;
-    fold(op_, tensor.dtype(), srcs, divisor_, made, hi - lo);
-    tensor.stream_to(lo, hi, made);
-    stream_run(made, dst + within, (hi - lo) * size);
+    if (!in_place) tensor.read(lo, hi, own);
+    std::byte* const mine = in_place ? tensor.at(lo) : own;
+    srcs[comm_.rank()] = mine;
+    fold_twice(op_, tensor.dtype(), srcs, divisor_, mine, dst + within, hi - lo);
+    if (!in_place) tensor.write(lo, hi, mine);
   }
 }
 

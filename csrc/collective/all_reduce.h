@@ -4,7 +4,7 @@
 // order of ranks, in the accumulator's type, rounded once. So the result has the same bits on every
 // rank, whatever the transport and the size of chunks. Each contribution is read once from where it
 // lies and each result written once to where it is needed, past the cache; between the two there
-// are slots of a few hundred KiB (rounds.h).
+// are packets of a few hundred KiB (rounds.h).
 //
 // What it is not: a judge of whether ranks agree. Called by collectives.
 #pragma once
@@ -14,25 +14,22 @@
 
 #include "collective/chunks.h"
 #include "collective/flat.h"
-#include "collective/rounds.h"
+#include "collective/steps.h"
+#include "comm/communicator.h"
 #include "device/reduce.h"
 #include "layout/op.h"
 
 namespace hybridengine {
 
-/// Packets of this size are written and read at the rate of memory, on cores that share a cache as
-/// on cores that do not; with larger ones less of the work of two ranks overlaps.
-inline constexpr int64_t kFastPacketBytes = 256 << 10;
-
-class AllReduce final : public Rounds::Steps {
+class AllReduce final : public Steps {
  public:
-  /// The memory of `tensors` must stay until this is gone. No packet is larger than `bucket_bytes`,
-  /// or a few hundred bytes.
+  /// The memory of `tensors` must stay until this is gone. Buckets are those of
+  /// packet_bytes_for().
   AllReduce(Communicator& comm, const std::vector<TensorMemory>& tensors, Op op,
             int64_t bucket_bytes);
 
   /// Collective, within a call. `plan` is a digest of what all ranks agreed on. Throws as
-  /// Rounds::run does; the tensors are then undefined.
+  /// carry() does; the tensors are then undefined.
   void run(uint64_t plan);
 
   size_t contribute(Rank owner, size_t chunk, std::byte* dst) override;
@@ -47,7 +44,7 @@ class AllReduce final : public Rounds::Steps {
   std::vector<FlatMemory> tensors_;
   ReduceOp op_;
   int divisor_;
-  size_t packet_bytes_;
+  int64_t packet_bytes_;
   std::vector<std::vector<Chunk>> chunks_;  // by owner
 };
 

@@ -54,7 +54,7 @@ void Collectives::perform(const Request& request, const Agreement& agreement) {
   if (request.kind == Kind::kBarrier) return;
   if (!agreement.payloads.empty())
     run_small(request, agreement);
-  else if (request.kind == Kind::kAllReduce)
+  else if (request.kind == Kind::kAllReduce && comm_.transport().caps().window)
     AllReduce(comm_, request.inputs, request.op, agreement.bucket_bytes).run(agreement.digest);
   else
     run_large(request, agreement);
@@ -110,7 +110,9 @@ Collectives::Prepared& Collectives::prepared_for(const Request& request,
   std::vector<Rank> receivers = all;
   std::erase(receivers, request.root);
   PlanPtr plan;
-  if (request.kind == Kind::kReduceScatter)
+  if (request.kind == Kind::kAllReduce)
+    plan = make_plan(whole_on(spec, all)->partial(request.op), whole_on(spec, all));
+  else if (request.kind == Kind::kReduceScatter)
     plan = make_plan(whole_on(spec, all)->partial(request.op), chunks_on(spec, comm_.world()));
   else if (request.kind == Kind::kAllGather)
     plan = make_plan(chunks_on(spec, comm_.world()), whole_on(spec, all));

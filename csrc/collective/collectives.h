@@ -1,9 +1,10 @@
 // Collectives: all_reduce, reduce_scatter, all_gather, broadcast and barrier on lists of tensors.
 //
-// all_reduce goes in rounds (all_reduce.h), each of the others is a plan: reduce_scatter goes from
-// a partial layout, in which every rank contributes all elements, to chunks of them, all_gather
-// from chunks to all. What fits into a lane (transport/lane.h) travels there instead: combined in
-// the same order, so the result has the same bits.
+// Each is a plan: all_reduce goes from a partial layout, in which every rank contributes all
+// elements, to one in which every rank has them; reduce_scatter and all_gather are its two steps.
+// Where all peers' memory is mapped all_reduce is faster in rounds (all_reduce.h). What fits into a
+// lane (transport/lane.h) travels there instead: combined in the same order, so the result has the
+// same bits.
 #pragma once
 
 #include <cstdint>

@@ -6,28 +6,30 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "collective/carry.h"
+#include "collective/rounds.h"
 #include "device/mask.h"
-#include "schedule/schedule.h"
 
 namespace hybridengine {
 namespace {
 
-// The streams of the exchange, and their slots: while one contribution is folded the next lands.
-constexpr int kContributions = 0, kResults = 1;
-constexpr int kContributionSlots = 2, kResultSlots = 1;
-
-/// Smaller packets make ranks wait for each other more often, larger ones leave the caches; and the
-/// slots of one kind stay within one bucket of the default size.
-constexpr int64_t kFastPacketBytes = 4 << 20;
+/// Where bytes count and not time: what goes with the values of a packet is next to nothing then.
+constexpr int64_t kFewestBytesPacket = 4 << 20;
 
 /// Scores are compared in blocks where they must be copied first.
 constexpr int64_t kScoreBlock = 1024;
 
-int64_t packet_bytes_for(int64_t bucket_bytes, int32_t world) {
-  const int64_t peers = std::max(1, world - 1);
-  const int64_t wish = bucket_bytes == 0 ? std::min(kFastPacketBytes, kDefaultBucketBytes / peers)
-                                         : bucket_bytes / peers;
-  return std::max(kMinPacketBytes, wish / 8 * 8);
+/// What a rank says before it begins.
+struct Claim {
+  uint64_t statement = 0;
+  uint64_t wrong = 0;
+  int64_t num_elems = 0, kept_elems = 0;
+  double wire_density = 0;
+};
+
+std::span<const std::span<const std::byte>> exchange_claims(Communicator& comm, const Claim& mine) {
+  std::memcpy(comm.lane_entry().data(), &mine, sizeof mine);
+  return comm.exchange(sizeof mine, "agreeing on a masked all-reduce");
 }
 
 /// Scores that cannot be compared where they lie. bool becomes 0.0 and 1.0 in float32.
@@ -71,137 +73,93 @@ int32_t MaskedReduction::read_scores() {
   return -1;
 }
 
-void MaskedReduction::plan_packets(Communicator& comm, Exchange& exchange) {
-  for (Rank peer = 0; peer < world_; ++peer) {
-    if (peer == rank_) continue;
-    const auto mine = static_cast<int64_t>(chunks_[rank_].size());
-    const auto theirs = static_cast<int64_t>(chunks_[peer].size());
-    exchange.promise(peer, kContributions, theirs);
-    exchange.expect(peer, kContributions, mine);
-    exchange.promise(peer, kResults, mine);
-    exchange.expect(peer, kResults, theirs);
+int64_t MaskedReduction::own_kept_elems() const {
+  int64_t kept = 0;
+  for (const Tensor& each : tensors_)
+    kept += each.width * count_bits(each.bits(), each.values.num_elems() / each.width);
+  return kept;
+}
+
+bool MaskedReduction::agree(Communicator& comm, uint64_t statement, double wire_density) {
+  Claim mine{statement, 0, 0, own_kept_elems(), wire_density};
+  for (const Tensor& each : tensors_) mine.num_elems += each.values.num_elems();
+  const auto entries = exchange_claims(comm, mine);
+  Claim first, all;
+  for (size_t rank = 0; rank < entries.size(); ++rank) {
+    Claim each;
+    if (entries[rank].size() != sizeof each) return false;
+    std::memcpy(&each, entries[rank].data(), sizeof each);
+    if (rank == 0) first = each;
+    if (each.wrong != 0 || each.statement != first.statement) return false;
+    all.num_elems += each.num_elems;
+    all.kept_elems += each.kept_elems;
   }
-  payload_ = comm.transport().caps().payload;
-  contributions_sent_.assign(world_, 0);
-  results_sent_.assign(world_, 0);
-  results_taken_.assign(world_, 0);
-  results_.clear();
-  dense_bytes_ = 0;
+  const bool sparse = static_cast<double>(all.kept_elems) <=
+                      first.wire_density * static_cast<double>(all.num_elems);
+  route_ = options_.route.value_or(sparse ? Route::kWire : Route::kDense);
+  return true;
+}
+
+void MaskedReduction::refuse(Communicator& comm) {
+  Claim mine;
+  mine.wrong = 1;
+  exchange_claims(comm, mine);
 }
 
 void MaskedReduction::run(Communicator& comm, uint64_t plan) {
   rank_ = comm.rank();
   world_ = comm.world();
   planes_ = static_cast<int>(std::bit_width(static_cast<uint32_t>(world_)));
-  const int64_t packet_bytes = packet_bytes_for(options_.bucket_bytes, world_);
+  payload_ = comm.transport().caps().payload;
+  dense_bytes_ = 0;
+  const int64_t packet_bytes =
+      packet_bytes_for(options_.bucket_bytes, world_,
+                       options_.route == Route::kWire ? kFewestBytesPacket : kFastPacketBytes);
   std::vector<FlatShape> shapes;
   for (const Tensor& each : tensors_)
     shapes.push_back(
         {each.values.num_elems(), static_cast<int64_t>(each.values.elem_bytes()), each.width});
   chunks_ = cut_chunks(shapes, world_, packet_bytes, options_.counts ? planes_ : 1);
-  Exchange exchange(comm, plan, static_cast<size_t>(packet_bytes),
-                    {kContributionSlots, kResultSlots});
-  plan_packets(comm, exchange);
-  exchange.start();
-  for (;;) {
-    exchange.poll();
-    if (advance(exchange)) continue;
-    if (exchange.done() && results_.size() == chunks_[rank_].size()) break;
-    exchange.wait(doing());
-  }
-  wire_bytes_ = exchange.sent_bytes();
-  staging_bytes_ = exchange.staging_bytes();
+  std::vector<size_t> num_chunks;
+  for (const std::vector<Chunk>& each : chunks_) num_chunks.push_back(each.size());
+  const Carried carried = carry(comm, plan, packet_bytes, num_chunks, *this);
+  wire_bytes_ = carried.sent_bytes;
+  staging_bytes_ = carried.staging_bytes;
 }
 
-/// One packet of each kind and peer, where there is one. False where there was none.
-bool MaskedReduction::advance(Exchange& exchange) {
-  bool moved = false;
-  for (Rank step = 1; step < world_; ++step) {  // ranks begin with different peers
-    const Rank peer = (rank_ + step) % world_;
-    if (exchange.may_send(peer, kContributions)) moved |= send_contribution(exchange, peer);
-  }
-  moved |= fold_next(exchange);
-  for (Rank step = 1; step < world_; ++step) {
-    const Rank peer = (rank_ + step) % world_;
-    if (exchange.may_send(peer, kResults)) moved |= send_result(exchange, peer);
-    moved |= take_result(exchange, peer);
-  }
-  return moved;
-}
-
-bool MaskedReduction::send_contribution(Exchange& exchange, Rank peer) {
-  const TraceSpan span(Subsystem::kCollective, "pack");
-  std::byte* const slot = exchange.next_slot(peer, kContributions).data;
+size_t MaskedReduction::contribute(Rank owner, size_t chunk, std::byte* dst) {
   size_t bytes = 0;
-  for (const Stretch& stretch : chunks_[peer][contributions_sent_[peer]])
-    bytes += pack_contribution(stretch, slot == nullptr ? nullptr : slot + bytes);
-  exchange.send(peer, kContributions, bytes);
-  ++contributions_sent_[peer];
-  return true;
+  for (const Stretch& stretch : chunks_[owner][chunk])
+    bytes += pack_contribution(stretch, dst == nullptr ? nullptr : dst + bytes);
+  return bytes;
 }
 
-bool MaskedReduction::fold_next(Exchange& exchange) {
-  if (results_.size() == chunks_[rank_].size()) return false;
-  std::vector<Span> packets(world_);
-  for (Rank peer = 0; peer < world_; ++peer) {
-    if (peer == rank_) continue;
-    const Span* packet = exchange.landed(peer, kContributions);
-    if (packet == nullptr) return false;
-    packets[peer] = *packet;
-  }
-  const TraceSpan span(Subsystem::kCollective, "fold");
+size_t MaskedReduction::combine(size_t chunk, std::span<const Span> parts, std::byte* dst) {
   std::vector<size_t> read(world_, 0);
-  std::vector<Result> results;
-  for (const Stretch& stretch : chunks_[rank_][results_.size()]) {
+  size_t made = 0;
+  for (const Stretch& stretch : chunks_[rank_][chunk]) {
     Contributions from(world_);
     for (Rank peer = 0; peer < world_; ++peer)
       if (peer != rank_ && payload_)
-        read[peer] += read_contribution(stretch, packets[peer].data + read[peer], from[peer]);
-    results.push_back(fold(stretch, from));
+        read[peer] += read_contribution(stretch, parts[peer].data + read[peer], from[peer]);
+    std::byte* const to = dst == nullptr ? nullptr : dst + made;
+    const Result result = fold(stretch, from, packed_values(stretch, to));
+    made += pack_result(stretch, result, to);
   }
-  for (Rank peer = 0; peer < world_; ++peer) {
-    if (peer == rank_) continue;
-    if (payload_ && read[peer] != packets[peer].bytes)
+  for (Rank peer = 0; peer < world_; ++peer)
+    if (peer != rank_ && payload_ && read[peer] != parts[peer].bytes)
       throw TransportError(
           "a packet has another size than its mask says",
-          str_cat("rank ", peer, ", ", packets[peer].bytes, " bytes, ", read[peer], " expected"),
+          str_cat("rank ", peer, ", ", parts[peer].bytes, " bytes, ", read[peer], " expected"),
           "Do all ranks run the same version?");
-    exchange.release(peer, kContributions);
-  }
-  results_.push_back(std::move(results));
-  return true;
+  return made;
 }
 
-bool MaskedReduction::send_result(Exchange& exchange, Rank peer) {
-  const size_t index = results_sent_[peer];
-  if (index == results_.size()) return false;
-  const TraceSpan span(Subsystem::kCollective, "pack");
-  std::byte* const slot = exchange.next_slot(peer, kResults).data;
-  size_t bytes = 0;
-  for (size_t i = 0; i < results_[index].size(); ++i)
-    bytes += pack_result(chunks_[rank_][index][i], results_[index][i],
-                         slot == nullptr ? nullptr : slot + bytes);
-  exchange.send(peer, kResults, bytes);
-  ++results_sent_[peer];
-  return true;
-}
-
-bool MaskedReduction::take_result(Exchange& exchange, Rank peer) {
-  const Span* packet = exchange.landed(peer, kResults);
-  if (packet == nullptr) return false;
-  const TraceSpan span(Subsystem::kCollective, "unpack");
+void MaskedReduction::take(Rank owner, size_t chunk, const Span& result) {
+  if (result.data == nullptr) return;
   size_t read = 0;
-  if (payload_)
-    for (const Stretch& stretch : chunks_[peer][results_taken_[peer]])
-      read += unpack_result(stretch, packet->data + read);
-  ++results_taken_[peer];
-  exchange.release(peer, kResults);
-  return true;
-}
-
-std::string MaskedReduction::doing() const {
-  return str_cat("arrival of packets of a masked all-reduce, ", results_.size(), "/",
-                 chunks_[rank_].size(), " folded here");
+  for (const Stretch& stretch : chunks_[owner][chunk])
+    read += unpack_result(stretch, result.data + read);
 }
 
 }  // namespace hybridengine

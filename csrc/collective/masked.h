@@ -1,17 +1,19 @@
 // MaskedReduction: a sum or mean over those ranks that let an entry take part, on this rank.
 //
-// Two steps over an Exchange. Step one: every rank sends each owner (chunks.h) the mask of its
-// share and the values that take part, compacted; the owner folds them in ascending order of ranks,
-// in float32 (float64 and integers in themselves), with exact counts, and rounds once. Step two:
-// the owner sends all ranks which entries have a result (or the counts, which say it too) and the
-// results, compacted. What is masked is never read into a sum.
+// Step one: every rank gives each owner (chunks.h) the mask of its share and
+// its values; the owner folds them in ascending order of ranks, in float32 (float64 and integers in
+// themselves), with exact counts, and rounds once. Step two: the owner gives all ranks which
+// entries have a result (or the counts, which say it too) and the results. What is masked is never
+// read into a sum: the masks travel on every route.
 //
-// A stretch travels *dense* where its mask would save less than it costs: step one where nearly all
-// of it takes part, step two where by the bytes of both steps a plain all-reduce with a mask would
-// be smaller. The results are the same bits either way.
+// A *route* says which values travel. kWire: those that take part, compacted, so that the fewest
+// bytes do; a stretch is *dense*, with all of its values, only where that costs no more: in step
+// one where nearly all of it takes part, in step two where by the bytes of both steps a plain
+// all-reduce with a mask would be smaller. kDense: all values, for copying runs is faster than
+// picking elements. The results are the same bits.
 //
-// What it is not: a judge of whether ranks agree; the caller compares arguments beforehand. Called
-// by bindings.
+// What it is not: a judge of arguments; the caller finds out what differs where agree() says that
+// something does. Called by bindings.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +23,8 @@
 #include <vector>
 
 #include "collective/chunks.h"
-#include "collective/exchange.h"
 #include "collective/flat.h"
+#include "collective/steps.h"
 #include "comm/communicator.h"
 #include "engine/memory.h"
 
@@ -33,6 +35,8 @@ enum class MaskedOp : uint8_t {
   kMean,       // over the contributors of each entry
   kMeanWorld,  // over all ranks
 };
+
+enum class Route : uint8_t { kWire, kDense };
 
 /// One tensor of the caller. The memory of all must stay until the reduction is gone.
 struct MaskedTensor {
@@ -51,10 +55,11 @@ struct MaskedOptions {
   bool counts = false;  // needed where an entry is more than one element
   /// Whether `out` holds `fill` everywhere already, so that it need not be written.
   bool out_is_filled = false;
-  int64_t bucket_bytes = 0;  // slots of one kind, all peers together; 0: as fast as it gets
+  int64_t bucket_bytes = 0;    // three times this bounds the slots; 0: as fast as it gets
+  std::optional<Route> route;  // none: the faster one
 };
 
-class MaskedReduction {
+class MaskedReduction final : public Steps {
  public:
   /// Throws UsageError where memory that is written overlaps with other memory, and where a type
   /// cannot be reduced or, being an integer, not divided or filled as asked.
@@ -65,9 +70,21 @@ class MaskedReduction {
   /// How many entries of this rank take part.
   int64_t kept() const { return kept_; }
 
+  /// Collective, within a call: whether all ranks made the same `statement` (a digest). Then all
+  /// have agreed on a route too: where the caller leaves it open, kWire where at most
+  /// `wire_density` of all elements take part, by the number that rank 0 gave.
+  bool agree(Communicator& comm, uint64_t statement, double wire_density);
+  /// What a rank calls whose arguments are wrong, while the others agree().
+  static void refuse(Communicator& comm);
+
   /// Collective, within a call. `plan` is a digest of what all ranks agreed on. Throws as
-  /// Communicator::wait does; out, counts and residual are then undefined.
+  /// carry() does; out, counts and residual are then undefined.
   void run(Communicator& comm, uint64_t plan);
+  Route route() const { return route_; }
+
+  size_t contribute(Rank owner, size_t chunk, std::byte* dst) override;
+  size_t combine(size_t chunk, std::span<const Span> parts, std::byte* dst) override;
+  void take(Rank owner, size_t chunk, const Span& result) override;
 
   /// What this rank sent, and what it would have sent had everything taken part.
   int64_t wire_bytes() const { return wire_bytes_; }
@@ -92,6 +109,7 @@ class MaskedReduction {
     std::vector<uint64_t> mask;     // entries with a contributor
     int64_t contributed_elems = 0;  // over all ranks
     int64_t num_elems = 0;          // with a contributor
+    bool is_packed = false;         // its values, dense, are where the others read them
 
     std::byte* bits() { return reinterpret_cast<std::byte*>(mask.data()); }
     const std::byte* bits() const { return reinterpret_cast<const std::byte*>(mask.data()); }
@@ -105,13 +123,7 @@ class MaskedReduction {
   using Contributions = std::vector<Contribution>;  // by rank
 
   // masked.cc: the order of things; masked_check.cc: the constructor
-  void plan_packets(Communicator& comm, Exchange& exchange);
-  bool advance(Exchange& exchange);
-  bool send_contribution(Exchange& exchange, Rank peer);
-  bool fold_next(Exchange& exchange);
-  bool send_result(Exchange& exchange, Rank peer);
-  bool take_result(Exchange& exchange, Rank peer);
-  std::string doing() const;
+  int64_t own_kept_elems() const;
 
   // masked_packets.cc: what goes into packets, and comes out of them
   const std::byte* own_values(const Tensor& tensor, int64_t begin, int64_t end,
@@ -123,31 +135,32 @@ class MaskedReduction {
   size_t unpack_result(const Stretch& stretch, const std::byte* src);
   bool dense_result(const Stretch& stretch, const Result& result) const;
   int64_t meta_bytes(const Stretch& stretch) const;
+  std::byte* packed_values(const Stretch& stretch, std::byte* dst) const;
   size_t read_contribution(const Stretch& stretch, const std::byte* src, Contribution& dst) const;
 
   // masked_fold.cc
-  Result fold(const Stretch& stretch, Contributions& from) const;
+  Result fold(const Stretch& stretch, Contributions& from, std::byte* packed) const;
+  void fold_dense(const Tensor& tensor, const Stretch& stretch, const Contributions& from,
+                  std::byte* packed, Result& result) const;
   void fold_elements(const Tensor& tensor, const Stretch& stretch, Contributions& from,
                      Result& result) const;
   void fold_entries(const Tensor& tensor, const Stretch& stretch, Contributions& from,
-                    Result& result) const;
+                    std::byte* packed, Result& result) const;
   void fold_run(Dtype dtype, std::span<const std::byte* const> srcs, std::byte* dst,
-                int64_t count) const;
+                std::byte* copy, int64_t count) const;
   int divisor(int contributors) const;
 
   std::vector<Tensor> tensors_;
   MaskedOptions options_;
   int64_t kept_ = 0;
+  Route route_ = Route::kWire;
 
   // Of a run.
   Rank rank_ = 0;
   int32_t world_ = 1;
   int planes_ = 1;  // bits of a count
   bool payload_ = true;
-  std::vector<std::vector<Chunk>> chunks_;            // by owner
-  std::vector<size_t> contributions_sent_;            // chunks, by owner
-  std::vector<std::vector<Result>> results_;          // of the own chunks that are folded
-  std::vector<size_t> results_sent_, results_taken_;  // chunks, by peer
+  std::vector<std::vector<Chunk>> chunks_;  // by owner
   int64_t wire_bytes_ = 0, dense_bytes_ = 0, staging_bytes_ = 0;
 };
 

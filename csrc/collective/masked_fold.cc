@@ -15,8 +15,10 @@ int MaskedReduction::divisor(int contributors) const {
   return options_.op == MaskedOp::kMean ? contributors : world_;
 }
 
-/// Results go to their place in `out`; what is needed to send them comes back.
-MaskedReduction::Result MaskedReduction::fold(const Stretch& stretch, Contributions& from) const {
+/// Results go to their place in `out`, and to `packed` where that is not null; what is needed to
+/// send them comes back.
+MaskedReduction::Result MaskedReduction::fold(const Stretch& stretch, Contributions& from,
+                                              std::byte* packed) const {
   const Tensor& tensor = tensors_[stretch.tensor];
   const int64_t entries = stretch.num_entries(tensor.width);
   std::vector<uint64_t> own(mask_words(entries)), none(payload_ ? 0 : mask_words(entries));
@@ -30,12 +32,29 @@ MaskedReduction::Result MaskedReduction::fold(const Stretch& stretch, Contributi
   result.mask.resize(mask_words(entries));
   for (const Contribution& each : from)
     result.contributed_elems += kept_elems(stretch, tensor.width, each.bits);
-  if (tensor.width == 1)
-    fold_elements(tensor, stretch, from, result);
+  if (tensor.width > 1)
+    fold_entries(tensor, stretch, from, packed, result);
+  else if (packed != nullptr && tensor.as_they_lie())
+    fold_dense(tensor, stretch, from, packed, result);
   else
-    fold_entries(tensor, stretch, from, result);
+    fold_elements(tensor, stretch, from, result);
   result.num_elems = kept_elems(stretch, tensor.width, result.bits());
   return result;
+}
+
+/// Elements whose contributions are all dense and lie where they can be read.
+void MaskedReduction::fold_dense(const Tensor& tensor, const Stretch& stretch,
+                                 const Contributions& from, std::byte* packed,
+                                 Result& result) const {
+  std::vector<const std::byte*> srcs, bits;
+  for (Rank rank = 0; rank < world_; ++rank) {
+    srcs.push_back(rank == rank_ ? tensor.values.at(stretch.begin) : from[rank].values);
+    bits.push_back(from[rank].bits);
+  }
+  sum_dense(tensor.values.dtype(), srcs, bits, stretch.num_elems(), divisor(0), tensor.fill_bytes(),
+            tensor.out.at(stretch.begin), packed,
+            options_.counts ? tensor.counts + stretch.begin : nullptr, result.bits());
+  result.is_packed = true;
 }
 
 /// Blocks outside, ranks inside: accumulator and counts of a block stay in the nearest cache.
@@ -65,9 +84,11 @@ void MaskedReduction::fold_elements(const Tensor& tensor, const Stretch& stretch
   }
 }
 
+/// `copy` may be null.
 void MaskedReduction::fold_run(Dtype dtype, std::span<const std::byte* const> srcs, std::byte* dst,
-                               int64_t count) const {
+                               std::byte* copy, int64_t count) const {
   const int by = divisor(static_cast<int>(srcs.size()));
+  if (copy != nullptr) return fold_twice(ReduceOp::kSum, dtype, srcs, by, dst, copy, count);
   // A single number that is its own sum needs no accumulator.
   if (srcs.size() == 1 && srcs[0] != dst && accumulator_dtype(dtype) == dtype)
     finish(dtype, srcs[0], by, dst, count);
@@ -77,7 +98,7 @@ void MaskedReduction::fold_run(Dtype dtype, std::span<const std::byte* const> sr
 
 /// Entries that have the same contributors are folded as one run.
 void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
-                                   Contributions& from, Result& result) const {
+                                   Contributions& from, std::byte* packed, Result& result) const {
   const int64_t width = tensor.width, first = stretch.first_entry(width);
   const auto size = static_cast<int64_t>(tensor.values.elem_bytes());
   const auto alike = [&](int64_t a, int64_t b) {
@@ -107,14 +128,19 @@ void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
       const auto contributors = static_cast<int>(srcs.size());
       std::fill(tensor.counts + entry, tensor.counts + last + 1, contributors);
       std::byte* const to = dst + (at - lo) * size;
-      if (contributors > 0)
-        fold_run(tensor.values.dtype(), srcs, to, end - at);
-      else if (!options_.out_is_filled || !tensor.out.contiguous())
+      std::byte* const copy = packed == nullptr ? nullptr : packed + (at - stretch.begin) * size;
+      if (contributors > 0) {
+        fold_run(tensor.values.dtype(), srcs, to, copy, end - at);
+        continue;
+      }
+      if (!options_.out_is_filled || !tensor.out.contiguous())
         stream_fill(tensor.values.elem_bytes(), tensor.fill_bytes(), to, end - at);
+      if (copy != nullptr)
+        stream_fill(tensor.values.elem_bytes(), tensor.fill_bytes(), copy, end - at);
     }
     if (!tensor.out.contiguous()) tensor.out.write(lo, hi, made);
   }
-  stream_fence();
+  result.is_packed = packed != nullptr;
   const int64_t entries = stretch.num_entries(width);
   test_counts(tensor.counts + first, entries, -1, result.bits());
 }

@@ -25,7 +25,7 @@ std::byte* append_kept(const Stretch& stretch, int64_t width, size_t elem_bytes,
   each_run(stretch, width, bits, lo, hi, [&](bool kept, int64_t begin, int64_t end) {
     if (!kept) return;
     const int64_t bytes = (end - begin) * size;
-    std::memcpy(dst, src + (begin - lo) * size, static_cast<size_t>(bytes));
+    stream_run(src + (begin - lo) * size, dst, bytes);
     dst += bytes;
   });
   return dst;
@@ -112,7 +112,8 @@ size_t MaskedReduction::pack_contribution(const Stretch& stretch, std::byte* dst
   auto* bits = reinterpret_cast<std::byte*>(mask.data());
   copy_bits(tensor.bits(), stretch.first_entry(tensor.width), entries, bits);
   const int64_t kept = kept_elems(stretch, tensor.width, bits);
-  const bool dense = (stretch.num_elems() - kept) * size * kHalfMask <= entries;
+  const bool dense =
+      route_ == Route::kDense || (stretch.num_elems() - kept) * size * kHalfMask <= entries;
   const int64_t whole_bytes = packed_bytes(mask_bytes(entries), stretch.num_elems(), size);
   dense_bytes_ += whole_bytes;
   if (dst != nullptr) {
@@ -125,8 +126,7 @@ size_t MaskedReduction::pack_contribution(const Stretch& stretch, std::byte* dst
       const int64_t hi = std::min(stretch.end, lo + step);
       const std::byte* values = own_values(tensor, lo, hi, scratch);
       if (dense)
-        std::memcpy(at + (lo - stretch.begin) * size, values,
-                    static_cast<size_t>((hi - lo) * size));
+        stream_run(values, at + (lo - stretch.begin) * size, (hi - lo) * size);
       else
         at = append_kept(stretch, tensor.width, tensor.values.elem_bytes(), bits, lo, hi, values,
                          at);
@@ -150,6 +150,7 @@ size_t MaskedReduction::read_contribution(const Stretch& stretch, const std::byt
 
 /// Whether a plain all-reduce with a mask would have moved fewer bytes of this stretch.
 bool MaskedReduction::dense_result(const Stretch& stretch, const Result& result) const {
+  if (route_ == Route::kDense) return true;
   if (options_.counts) return result.num_elems == stretch.num_elems();
   const auto size = static_cast<int64_t>(tensors_[stretch.tensor].values.elem_bytes());
   const int64_t masked =
@@ -164,6 +165,14 @@ int64_t MaskedReduction::meta_bytes(const Stretch& stretch) const {
   return mask_bytes(entries) * (options_.counts ? planes_ : 1);
 }
 
+/// Where the values of a result will be in its packet at `dst`, if that is known before they are
+/// made; else null.
+std::byte* MaskedReduction::packed_values(const Stretch& stretch, std::byte* dst) const {
+  if (route_ != Route::kDense || dst == nullptr) return nullptr;
+  if (!tensors_[stretch.tensor].out.contiguous()) return nullptr;
+  return dst + sizeof(uint64_t) + (options_.counts ? meta_bytes(stretch) : 0);
+}
+
 size_t MaskedReduction::pack_result(const Stretch& stretch, const Result& result, std::byte* dst) {
   const Tensor& tensor = tensors_[stretch.tensor];
   const int64_t entries = stretch.num_entries(tensor.width);
@@ -171,7 +180,8 @@ size_t MaskedReduction::pack_result(const Stretch& stretch, const Result& result
   const auto size = static_cast<int64_t>(elem_bytes);
   const bool dense = dense_result(stretch, result);
   const int64_t meta = dense && !options_.counts ? 0 : meta_bytes(stretch);
-  dense_bytes_ += packed_bytes(options_.counts ? meta : 0, stretch.num_elems(), size);
+  dense_bytes_ +=
+      (world_ - 1) * packed_bytes(options_.counts ? meta : 0, stretch.num_elems(), size);
   if (dst != nullptr) {
     std::byte* at = put_flag(dst, dense ? kDense : kCompact);
     const int32_t* counts = tensor.counts + stretch.first_entry(tensor.width);
@@ -183,13 +193,12 @@ size_t MaskedReduction::pack_result(const Stretch& stretch, const Result& result
     at += meta;
     std::byte scratch[kBlockElems * 8];
     const int64_t step = tensor.out.contiguous() ? stretch.num_elems() : kBlockElems;
-    for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
+    for (int64_t lo = stretch.begin; lo < stretch.end && !result.is_packed; lo += step) {
       const int64_t hi = std::min(stretch.end, lo + step);
       if (!tensor.out.contiguous()) tensor.out.read(lo, hi, scratch);
       const std::byte* values = tensor.out.contiguous() ? tensor.out.at(lo) : scratch;
       if (dense)
-        std::memcpy(at + (lo - stretch.begin) * size, values,
-                    static_cast<size_t>((hi - lo) * size));
+        stream_run(values, at + (lo - stretch.begin) * size, (hi - lo) * size);
       else
         at = append_kept(stretch, tensor.width, elem_bytes, result.bits(), lo, hi, values, at);
     }
@@ -233,7 +242,6 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
     }
     if (!tensor.out.contiguous()) tensor.out.write(lo, hi, scratch);
   }
-  stream_fence();
   return static_cast<size_t>(packed_bytes(meta, (values - values_begin) / size, size));
 }
 

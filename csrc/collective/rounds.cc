@@ -55,7 +55,7 @@ Rounds::Rounds(Communicator& comm, uint64_t plan, size_t slot_bytes)
 /// Everybody finds everybody's staging.
 void Rounds::open() {
   Transport& transport = comm_.transport();
-  const size_t bytes = 2 * static_cast<size_t>(comm_.world()) * pitch_bytes_;
+  const size_t bytes = kSlotsPerRank * static_cast<size_t>(comm_.world()) * pitch_bytes_;
   const size_t before = transport.staging(0).bytes;
   staging_ = transport.staging(bytes);
   const Opening mine{plan_, staging_.bytes, staging_.bytes != before};
@@ -73,7 +73,6 @@ void Rounds::open() {
     if (mine.is_new != 0) comm_.send(peer, message);
   }
   wait_for_news(with_news);
-  if (!transport.caps().payload) return;
   for (Rank peer = 0; peer < comm_.world(); ++peer)
     if (peer != comm_.rank()) staging_of_[peer] = transport.window(peer, bytes).data;
 }
@@ -98,18 +97,16 @@ void Rounds::drain() {
 }
 
 size_t Rounds::slot_offset(size_t chunk, Rank slot) const {
-  return (chunk % 2 * static_cast<size_t>(comm_.world()) + static_cast<size_t>(slot)) *
+  return (chunk % kSlotsPerRank * static_cast<size_t>(comm_.world()) + static_cast<size_t>(slot)) *
          pitch_bytes_;
 }
 
 std::byte* Rounds::own_slot(size_t chunk, Rank slot) const {
-  return staging_.data == nullptr ? nullptr : staging_.data + slot_offset(chunk, slot);
+  return staging_.data + slot_offset(chunk, slot);
 }
 
 Span Rounds::packet_of(Rank peer, size_t chunk, Rank slot) const {
-  const std::byte* staging = staging_of_[peer];
-  auto* data = staging == nullptr ? nullptr : const_cast<std::byte*>(staging);
-  return {data == nullptr ? nullptr : data + slot_offset(chunk, slot), heard_bytes_[peer][slot]};
+  return {staging_of_[peer] + slot_offset(chunk, slot), heard_bytes_[peer][slot]};
 }
 
 void Rounds::run(std::span<const size_t> num_chunks, Steps& steps) {

@@ -56,11 +56,16 @@ using FinishLoop = void (*)(const std::byte* accumulator, int divisor, std::byte
 using FoldLoop = void (*)(const std::byte* const* srcs, int num_srcs, int divisor, std::byte* dst,
                           int64_t count);
 
+/// The same into two places, past the cache.
+using FoldTwiceLoop = void (*)(const std::byte* const* srcs, int num_srcs, int divisor,
+                               std::byte* dst, std::byte* copy, int64_t count);
+
 /// By Dtype; null where the type cannot be reduced (reduce.h says which).
 struct ReduceLoops {
   ReduceLoop reduce[kNumReduceOps][kNumDtypes];
   ReduceLoop accumulate[kNumReduceOps][kNumDtypes];  // dst is an accumulator
   FoldLoop fold[kNumReduceOps][kNumDtypes];
+  FoldTwiceLoop fold_twice[kNumReduceOps][kNumDtypes];
   FinishLoop finish[kNumDtypes];
 };
 
@@ -89,6 +94,9 @@ struct MaskedSumLoops {
   Add add_dense[kNumDtypes];
   void (*finish[kNumDtypes])(const std::byte* accumulator, const int32_t* counts, int divisor,
                              const std::byte* fill, std::byte* dst, int64_t count);
+  void (*sum_dense[kNumDtypes])(const std::byte* const* srcs, const std::byte* const* bits,
+                                int num_srcs, int64_t count, int divisor, const std::byte* fill,
+                                std::byte* dst, std::byte* copy, int32_t* counts, std::byte* kept);
   void (*remember[kNumDtypes])(const std::byte* src, std::byte* residual, int64_t count);
 };
 

@@ -152,6 +152,16 @@ void finish_sum(Dtype dtype, const std::byte* accumulator, const int32_t* counts
   loops().masked_sum.finish[index(dtype)](accumulator, counts, divisor, fill, dst, count);
 }
 
+void sum_dense(Dtype dtype, std::span<const std::byte* const> srcs,
+               std::span<const std::byte* const> bits, int64_t count, int divisor,
+               const std::byte* fill, std::byte* dst, std::byte* copy, int32_t* counts,
+               std::byte* kept) {
+  ensure(srcs.size() == bits.size(), "a source without a mask");
+  loops().masked_sum.sum_dense[index(dtype)](srcs.data(), bits.data(),
+                                             static_cast<int>(srcs.size()), count, divisor, fill,
+                                             dst, copy, counts, kept);
+}
+
 void remember(Dtype dtype, const std::byte* src, std::byte* residual, int64_t count) {
   loops().masked_sum.remember[index(dtype)](src, residual, count);
 }

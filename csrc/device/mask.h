@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 
@@ -67,6 +68,14 @@ int64_t add_masked(Dtype dtype, bool is_compact, const std::byte* src, const std
 /// `dtype`; `fill` (of `dtype`) where the count is 0. Integers are not divided.
 void finish_sum(Dtype dtype, const std::byte* accumulator, const int32_t* counts, int divisor,
                 const std::byte* fill, std::byte* dst, int64_t count);
+
+/// start_sum, add_masked of each source (a run with an element for each bit), finish_sum: at once,
+/// into two places that nobody reads soon, past the cache (stream_fence() must follow). kept[i]
+/// says whether anybody took part; `counts` may be null. `dst` may be one of the sources.
+void sum_dense(Dtype dtype, std::span<const std::byte* const> srcs,
+               std::span<const std::byte* const> bits, int64_t count, int divisor,
+               const std::byte* fill, std::byte* dst, std::byte* copy, int32_t* counts,
+               std::byte* kept);
 
 /// residual[i] = src[i], but for inf and NaN, which leave it as it was.
 void remember(Dtype dtype, const std::byte* src, std::byte* residual, int64_t count);

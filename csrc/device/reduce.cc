@@ -25,6 +25,13 @@ void check_divisor(Dtype dtype, int divisor) {
                    "Divide floating types by the number of contributors, integers by 1.");
 }
 
+void check_sources(Dtype dtype, std::span<const std::byte* const> srcs, int divisor) {
+  check_dtype(dtype);
+  check_divisor(dtype, divisor);
+  if (srcs.empty())
+    throw UsageError("nothing to fold", "there are no sources", "Give at least one.");
+}
+
 }  // namespace
 
 ReduceOp reduce_op(Op op) {
@@ -62,12 +69,16 @@ void finish(Dtype dtype, const std::byte* accumulator, int divisor, std::byte* d
 
 void fold(ReduceOp op, Dtype dtype, std::span<const std::byte* const> srcs, int divisor,
           std::byte* dst, int64_t count) {
-  check_dtype(dtype);
-  check_divisor(dtype, divisor);
-  if (srcs.empty())
-    throw UsageError("nothing to fold", "there are no sources", "Give at least one.");
+  check_sources(dtype, srcs, divisor);
   loops().reduce.fold[index(op)][index(dtype)](srcs.data(), static_cast<int>(srcs.size()), divisor,
                                                dst, count);
+}
+
+void fold_twice(ReduceOp op, Dtype dtype, std::span<const std::byte* const> srcs, int divisor,
+                std::byte* dst, std::byte* copy, int64_t count) {
+  check_sources(dtype, srcs, divisor);
+  loops().reduce.fold_twice[index(op)][index(dtype)](srcs.data(), static_cast<int>(srcs.size()),
+                                                     divisor, dst, copy, count);
 }
 
 }  // namespace hybridengine

@@ -48,4 +48,9 @@ void finish(Dtype dtype, const std::byte* accumulator, int divisor, std::byte* d
 void fold(ReduceOp op, Dtype dtype, std::span<const std::byte* const> srcs, int divisor,
           std::byte* dst, int64_t count);
 
+/// fold() into two places that nobody reads soon, past the cache. stream_fence() (mask.h) must
+/// follow. `dst` may be one of the sources; the ends must not overlap otherwise.
+void fold_twice(ReduceOp op, Dtype dtype, std::span<const std::byte* const> srcs, int divisor,
+                std::byte* dst, std::byte* copy, int64_t count);
+
 }  // namespace hybridengine

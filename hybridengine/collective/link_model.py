@@ -1,5 +1,6 @@
 """link_model: what a bucket costs on a link, as `hybridengine bench all_reduce --sweep bucket` has
-measured it, and the bucket that it picks for an array.
+measured it, and the bucket that it picks for an array; and up to which density it pays to send only
+what takes part in a masked_all_reduce, from `hybridengine bench masked_all_reduce --sweep density`.
 
 A *link* is a transport and a number of ranks. An array of M bytes in buckets of B takes
 ceil(M / B) alpha + M / beta(B): alpha is the same for every size of bucket, the rate beta is not,
@@ -26,6 +27,9 @@ from hybridengine.cache import cache_directory
 
 # Small enough for two to stay in a processor's cache, large enough that alpha does not show.
 DEFAULT_BUCKET_BYTES = 4 << 20
+
+# By granularity, measured over shm and cma between two ranks (bench/results/masked_all_reduce.md).
+DEFAULT_WIRE_DENSITIES = {"element": 0.02, "row": 0.8, "tensor": 0.8}
 
 _SCHEMA_VERSION = 1
 
@@ -85,16 +89,24 @@ def path() -> Path | None:
 
 
 def save(transport: str, world: int, model: LinkModel) -> None:
-    """Puts a link beside those that the file has, in one step. Throws OSError."""
+    """Puts a link beside what the file has, in one step. Throws OSError."""
+    _put("links", _key(transport, world), asdict(model))
+
+
+def save_wire_density(transport: str, world: int, granularity: str, density: float) -> None:
+    """The same for the density up to which the route "wire" was the faster one."""
+    _put("wire_densities", f"{_key(transport, world)}/{granularity}", density)
+
+
+def _put(part: str, key: str, value: Any) -> None:
     target = path()
     if target is None:
         raise FileNotFoundError("there is no home directory. Set HOME or XDG_CACHE_HOME")
-    links = (load() or {"links": {}})["links"]
-    links[_key(transport, world)] = asdict(model)
+    kept = load() or {"schema_version": _SCHEMA_VERSION, "links": {}}
+    kept.setdefault(part, {})[key] = value
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"schema_version": _SCHEMA_VERSION, "links": links}, indent=2) + "\n"
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
-        file.write(text)
+        file.write(json.dumps(kept, indent=2) + "\n")
     os.replace(file.name, target)
     forget()
 
@@ -110,6 +122,8 @@ def load() -> dict[str, Any] | None:
             raise ValueError(f"schema version {found['schema_version']}, not {_SCHEMA_VERSION}")
         for link in found["links"].values():
             _model(link)
+        if not all(0 <= float(each) <= 1 for each in found.get("wire_densities", {}).values()):
+            raise ValueError("an impossible density")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _core.log("warn", "collective", f"{source} is not used: {error!r}. Remove it.")
         return None
@@ -125,15 +139,29 @@ def pick_bucket(transport: str, world: int, num_bytes: int | None = None) -> int
     return model.best_bucket(model.array_bytes if num_bytes is None else num_bytes)
 
 
+def wire_density(transport: str, world: int, granularity: str) -> float:
+    """The share of elements that take part up to which the route "wire" is the faster one on this
+    link, or the default."""
+    default = DEFAULT_WIRE_DENSITIES.get(granularity, 0.0)
+    return _known_densities().get(f"{_key(transport, world)}/{granularity}", default)
+
+
 def forget() -> None:
     """The next pick reads the file anew."""
     _known.cache_clear()
+    _known_densities.cache_clear()
 
 
 @cache
 def _known() -> dict[str, LinkModel]:
     found = load()
     return {} if found is None else {key: _model(link) for key, link in found["links"].items()}
+
+
+@cache
+def _known_densities() -> dict[str, float]:
+    found = load() or {}
+    return {key: float(each) for key, each in found.get("wire_densities", {}).items()}
 
 
 def _model(link: Mapping[str, Any]) -> LinkModel:

@@ -137,6 +137,102 @@ void finish(const std::byte* accumulator, const int32_t* counts, int divisor, co
   }
 }
 
+#if defined(__AVX512F__)
+/// Sixteen elements of what sum_dense() makes, in float32; `lanes_of(i)` says where source i
+/// counts.
+template <class Element, class LanesOf>
+static inline __m512 sum_lanes(const std::byte* const* srcs, int num_srcs, int64_t at, int divisor,
+                               __m512 rest, const LanesOf& lanes_of, __m512i& seen) {
+  __m512 sum = _mm512_set1_ps(nothing(float{}));
+  seen = _mm512_setzero_si512();
+  for (int i = 0; i < num_srcs; ++i) {
+    const __mmask16 lanes = lanes_of(i);
+    const __m512 values = wide_lanes<Element>(srcs[i] + at * int64_t{sizeof(Element)});
+    sum = _mm512_mask_add_ps(sum, lanes, sum, values);
+    seen = _mm512_mask_add_epi32(seen, lanes, seen, _mm512_set1_epi32(1));
+  }
+  if (divisor != 1)
+    sum = _mm512_div_ps(
+        sum, divisor == 0 ? _mm512_cvtepi32_ps(seen) : _mm512_set1_ps(static_cast<float>(divisor)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
+  sum = _mm512_mask_mov_ps(sum, nan, _mm512_castsi512_ps(_mm512_set1_epi32(kFloat32QuietNan)));
+  return _mm512_mask_mov_ps(sum, _mm512_testn_epi32_mask(seen, seen), rest);
+}
+
+/// Whole words only: how many elements of `count` it has made.
+template <class Element>
+int64_t sum_words(const std::byte* const* srcs, const std::byte* const* bits, int num_srcs,
+                  int64_t begin, int64_t count, int divisor, const std::byte* fill, std::byte* made,
+                  int32_t* counts, std::byte* kept) {
+  const __m512 rest = _mm512_set1_ps(widened(load<Element>(fill)));
+  int64_t at = 0;
+  for (; at + kWordElems <= count; at += kWordElems) {
+    uint64_t any = 0;
+    for (int i = 0; i < num_srcs; ++i) any |= word_at(bits[i], begin + at);
+    store(kept + at / 8, any);
+    for (int64_t lane = at; lane < at + kWordElems; lane += 16) {
+      const auto lanes_of = [&](int i) { return load<__mmask16>(bits[i] + (begin + lane) / 8); };
+      __m512i seen;
+      const __m512 sum =
+          sum_lanes<Element>(srcs, num_srcs, begin + lane, divisor, rest, lanes_of, seen);
+      _mm512_storeu_ps(made + lane * 4, sum);
+      if (counts != nullptr) _mm512_storeu_si512(counts + lane, seen);
+    }
+  }
+  return at;
+}
+#endif
+
+/// Elements [begin, begin + count) of what sum_dense() makes, at most a chunk.
+template <class Element>
+void sum_chunk(const std::byte* const* srcs, const std::byte* const* bits, int num_srcs,
+               int64_t begin, int64_t count, int divisor, const std::byte* fill, std::byte* made,
+               int32_t* counts, std::byte* kept) {
+  constexpr int64_t kSize = sizeof(Element), kWide = sizeof(Accumulator<Element>);
+  alignas(kLineBytes) std::byte sum[kChunkElems * kWide];
+  int64_t done = 0;
+#if defined(__AVX512F__)
+  if constexpr (kHasLanes<Element>) {
+    std::byte* const wide = kSize == kWide ? made : sum;
+    done =
+        sum_words<Element>(srcs, bits, num_srcs, begin, count, divisor, fill, wide, counts, kept);
+    if constexpr (kSize != kWide) narrow_run<Element>(sum, made, done);
+  }
+#endif
+  const int64_t rest = count - done;
+  if (rest == 0) return;
+  int32_t seen[kChunkElems];
+  __builtin_memset(seen, 0, static_cast<size_t>(rest) * sizeof *seen);
+  start<Element>(sum, rest);
+  for (int i = 0; i < num_srcs; ++i)
+    add<Element, false>(srcs[i] + (begin + done) * kSize, bits[i] + (begin + done) / 8, rest, sum,
+                        seen);
+  finish<Element>(sum, seen, divisor, fill, made + done * kSize, rest);
+  for (int64_t at = 0; at < rest; at += kWordElems) {
+    uint64_t any = 0;
+    for (int64_t i = at; i < rest && i < at + kWordElems; ++i)
+      any |= uint64_t{seen[i] > 0} << (i - at);
+    store(kept + (done + at) / 8, any);
+  }
+  if (counts != nullptr)
+    __builtin_memcpy(counts + done, seen, static_cast<size_t>(rest) * sizeof *seen);
+}
+
+template <class Element>
+void sum_dense(const std::byte* const* srcs, const std::byte* const* bits, int num_srcs,
+               int64_t count, int divisor, const std::byte* fill, std::byte* dst, std::byte* copy,
+               int32_t* counts, std::byte* kept) {
+  constexpr int64_t kSize = sizeof(Element);
+  alignas(kLineBytes) std::byte made[kChunkElems * kSize];
+  for (int64_t at = 0; at < count; at += kChunkElems) {
+    const int64_t some = count - at < kChunkElems ? count - at : kChunkElems;
+    sum_chunk<Element>(srcs, bits, num_srcs, at, some, divisor, fill, made,
+                       counts == nullptr ? nullptr : counts + at, kept + at / 8);
+    stream_run(made, dst + at * kSize, some * kSize);
+    stream_run(made, copy + at * kSize, some * kSize);
+  }
+}
+
 template <class Element>
 void remember(const std::byte* src, std::byte* residual, int64_t count) {
   constexpr int64_t kSize = sizeof(Element);
@@ -163,7 +259,7 @@ static_assert(static_cast<int>(Dtype::kBfloat16) == 3 && static_cast<int>(Dtype:
 
 const MaskedSumLoops kMaskedSumLoops{
     HE_SUM_ROW(start),  HE_SUM_ROW(add_compact), HE_SUM_ROW(add_dense),
-    HE_SUM_ROW(finish), HE_SUM_ROW(remember),
+    HE_SUM_ROW(finish), HE_SUM_ROW(sum_dense),   HE_SUM_ROW(remember),
 };
 #undef HE_SUM_ROW
 
