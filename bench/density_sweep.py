@@ -10,7 +10,10 @@ from hybridengine._bench.bucket_sweep import size_text
 from hybridengine._bench.flags import Options
 from hybridengine._bench.record import Case, Column, Sweep
 from hybridengine._core import UsageError
+from hybridengine.collective import link_model
 
+# Rivals that are the same call on one route; with both the sweep tells link_model which pays where.
+_ROUTES = ("route_wire", "route_dense")
 _DENSITIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
 
 
@@ -49,15 +52,43 @@ def _conclude(options: Options, rows: list[dict[str, Any]], picture: plot.Pictur
         f"masked_all_reduce by {options.granularity}, {size_text(first['size'])}, "
         f"{first['transport']}, {first['num_ranks']} ranks"
     )
-    plot.draw(picture, title, [_time_chart(masked, dense), _bytes_chart(masked)])
+    routes = {name: [row for row in rows if row["rival"] == name] for name in _ROUTES}
+    plot.draw(picture, title, [_time_chart(masked, dense, routes), _bytes_chart(masked)])
     where = ", ".join(f"{density:g}" for density in faster) if faster else "none of them"
-    return [f"masked was faster than dense at densities: {where}", f"drawn in {picture.path}"]
+    return [
+        f"masked was faster than dense at densities: {where}",
+        *(_keep(options, first, *routes.values()) if all(routes.values()) else []),
+        f"drawn in {picture.path}",
+    ]
 
 
-def _time_chart(masked: list[dict[str, Any]], dense: list[dict[str, Any]]) -> plot.Chart:
+def _keep(
+    options: Options, first: dict[str, Any], wire: list[dict[str, Any]], dense: list[dict[str, Any]]
+) -> list[str]:
+    """The largest density up to which the route "wire" is never the slower one."""
+    best = 0.0
+    for by_wire, by_dense in zip(wire, dense, strict=True):
+        if _ms(by_wire) > _ms(by_dense):
+            break
+        best = float(by_wire["setting"])
+    where = (first["transport"], first["num_ranks"], options.granularity)
+    try:
+        link_model.save_wire_density(*where, best)
+    except OSError as error:
+        return [f"route='fast' does not learn of it: {error}"]
+    return [f"route='fast' goes by wire up to a density of {best:g}: {link_model.path()}"]
+
+
+def _time_chart(
+    masked: list[dict[str, Any]],
+    dense: list[dict[str, Any]],
+    routes: dict[str, list[dict[str, Any]]],
+) -> plot.Chart:
+    named = {"masked": masked, "dense all_reduce": dense, **routes}
     curves = [
         plot.Curve(name, [row["setting"] for row in rows], [_ms(row) for row in rows], colour)
-        for colour, (name, rows) in enumerate((("masked", masked), ("dense all_reduce", dense)))
+        for colour, (name, rows) in enumerate(named.items())
+        if rows
     ]
     return plot.Chart("density", "time (ms)", curves)
 

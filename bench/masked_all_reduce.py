@@ -1,5 +1,6 @@
 """Every rank gets the mean (or sum) over the ranks whose score reaches the threshold. A row per
-size, and beside it our all_reduce of the whole arrays: the row `dense`.
+size, and beside it our all_reduce of the whole arrays: the row `dense`. `--rival
+route_wire,route_dense` shows either route where ours takes the faster one.
 
 Scores are spread evenly from 0 to 1 and independent on every rank: a threshold t keeps 1 - t of the
 entries. Bandwidths are of the whole array, as if all of it had travelled. In-place writes into the
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +110,7 @@ def _fill(job: MaskedJob, number: int) -> None:
         scores.view(-1).copy_(periodic(mine, start, scores.numel()))
 
 
-def _run(job: MaskedJob) -> Any:
+def _run(job: MaskedJob, route: str = "fast") -> Any:
     return hybridengine.masked_all_reduce(
         job.inputs,
         job.scores,
@@ -118,7 +120,13 @@ def _run(job: MaskedJob) -> Any:
         out=job.inputs if job.in_place else None,
         comm=job.world.comm,
         bucket_bytes=job.bucket_bytes,
+        route=route,
     )
+
+
+def on_route(world: World, job: MaskedJob, route: str) -> Callable[[], Any]:
+    """The same call on a route of the caller's."""
+    return lambda: _run(job, route)
 
 
 def dense(world: World, job: MaskedJob) -> Callable[[], Any]:
@@ -196,7 +204,12 @@ BENCH = Bench(
     run=_run,
     count_wrong=_count_wrong,
     volume=_volume,
-    rivals={"dense": dense, "gloo_all_reduce": gloo_all_reduce},
+    rivals={
+        "dense": dense,
+        "route_wire": partial(on_route, route="wire"),
+        "route_dense": partial(on_route, route="dense"),
+        "gloo_all_reduce": gloo_all_reduce,
+    },
     always=("dense",),
     columns=COLUMNS,
     sweeps={"density": DENSITY_SWEEP},

@@ -112,3 +112,22 @@ def test_a_damaged_file_is_warned_about_and_not_used(capfd, text):
     assert link_model.pick_bucket("shm", 2, MIB) == link_model.DEFAULT_BUCKET_BYTES
     link_model.save("shm", 2, link_model.fit(MIB, {MIB: 1.0}))
     assert link_model.pick_bucket("shm", 2, MIB) == MIB
+
+
+def test_a_kept_density_is_read_and_links_stay():
+    link_model.save("shm", 2, link_model.fit(64 * MIB, {MIB: 900.0, 4 * MIB: 700.0}))
+    assert link_model.wire_density("shm", 2, "row") == link_model.DEFAULT_WIRE_DENSITIES["row"]
+    link_model.save_wire_density("shm", 2, "row", 0.3)
+    link_model.save_wire_density("tcp", 4, "element", 1.0)
+    assert link_model.wire_density("shm", 2, "row") == 0.3
+    assert link_model.wire_density("tcp", 4, "element") == 1.0
+    assert link_model.wire_density("tcp", 4, "row") == link_model.DEFAULT_WIRE_DENSITIES["row"]
+    assert link_model.pick_bucket("shm", 2, 64 * MIB) == 4 * MIB
+
+
+def test_an_impossible_density_is_not_used(capfd):
+    link_model.save_wire_density("shm", 2, "row", 0.3)
+    link_model.path().write_text(link_model.path().read_text().replace("0.3", "1.5"))
+    link_model.forget()
+    assert link_model.wire_density("shm", 2, "row") == link_model.DEFAULT_WIRE_DENSITIES["row"]
+    assert "impossible density" in capfd.readouterr().err

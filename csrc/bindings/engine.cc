@@ -15,10 +15,6 @@ namespace py = pybind11;
 namespace hybridengine {
 namespace {
 
-TensorMemory to_memory(const BorrowedMemory& borrowed) {
-  return {borrowed.data, borrowed.shape, borrowed.strides, borrowed.dtype};
-}
-
 /// Holds the Python tensors for as long as the run knows their addresses.
 class BoundRun {
  public:
@@ -43,7 +39,7 @@ class BoundRun {
 
   void provide(int32_t local, const py::object& tensor) {
     provided_[py::int_(local)] = tensor;
-    run_->provide(local, to_memory(borrow_writable(tensor)));
+    run_->provide(local, borrow_writable(tensor));
   }
 
   /// The caller took a finished tensor: it may be gone from now on.
@@ -56,7 +52,7 @@ class BoundRun {
   std::vector<TensorMemory> borrow(const py::list& tensors, const Borrow& borrow_one) {
     std::vector<TensorMemory> memory;
     memory.reserve(tensors.size());
-    for (const py::handle tensor : tensors) memory.push_back(to_memory(borrow_one(tensor)));
+    for (const py::handle tensor : tensors) memory.push_back(borrow_one(tensor));
     kept_.append(tensors);
     return memory;
   }
@@ -69,7 +65,7 @@ class BoundRun {
 std::string describe_program(Routine& routine, const py::list& src, const py::list& dst) {
   std::vector<TensorMemory> tensors;
   for (const py::list& list : {src, dst})
-    for (const py::handle tensor : list) tensors.push_back(to_memory(borrow_memory(tensor)));
+    for (const py::handle tensor : list) tensors.push_back(borrow_memory(tensor));
   return routine.program_for(tensors).to_string();
 }
 
@@ -126,7 +122,7 @@ void bind_fresh_memory(py::module_& module) {
 std::vector<Span> spans_of(const py::list& tensors) {
   std::vector<Span> spans;
   for (const py::handle tensor : tensors) {
-    const TensorMemory memory = to_memory(borrow_memory(tensor));
+    const TensorMemory memory = borrow_memory(tensor);
     if (is_contiguous(memory))
       spans.push_back(
           {memory.data, static_cast<size_t>(memory.shape.num_elems()) * dtype_bytes(memory.dtype)});

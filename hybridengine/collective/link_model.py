@@ -29,7 +29,7 @@ from hybridengine.cache import cache_directory
 DEFAULT_BUCKET_BYTES = 4 << 20
 
 # By granularity, measured over shm and cma between two ranks (bench/results/masked_all_reduce.md).
-DEFAULT_WIRE_DENSITIES = {"element": 0.02, "row": 0.8, "tensor": 0.8}
+DEFAULT_WIRE_DENSITIES = {"element": 0.01, "row": 1.0, "tensor": 1.0}
 
 _SCHEMA_VERSION = 1
 
