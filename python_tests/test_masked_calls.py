@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from ranks import run_ranks, run_threads, thread_outcomes
 from hybridengine import Communicator, UsageError, _core, masked_all_reduce
 
 # --- bytes ---
+
+by_wire = partial(masked_all_reduce, route="wire")  # which sends the fewest
 
 
 def formula(world: int, densities: list[float], union: float, size: int, counts: bool, bits=1.0):
@@ -41,15 +44,7 @@ def test_bytes_keep_to_the_formula(world, dtype, counts):
         values = torch.ones(elems, dtype=getattr(torch, dtype))
         scores = torch.rand(elems, generator=generator)
         return scores, [
-            masked_all_reduce(
-                values,
-                scores,
-                each,
-                granularity="element",
-                counts=counts,
-                comm=comm,
-                route="wire",
-            )
+            by_wire(values, scores, each, granularity="element", counts=counts, comm=comm)
             for each in thresholds
         ]
 
@@ -72,9 +67,7 @@ def test_bytes_of_rows(threshold):
     def main(comm: Communicator):
         scores = (torch.arange(rows) * 7 + 3 * comm.rank) % 10 / 10  # even over the shares
         values = torch.full((rows, width), 2.0**comm.rank)
-        return scores, masked_all_reduce(
-            values, scores, threshold, op="sum", fill=9.0, comm=comm, route="wire"
-        )
+        return scores, by_wire(values, scores, threshold, op="sum", fill=9.0, comm=comm)
 
     ranks = run_threads(world, main, transport="loopback")
     keep = torch.stack([each[0] >= threshold for each in ranks])
@@ -95,10 +88,7 @@ def test_bytes_are_those_that_travelled():
     def main(comm: Communicator):
         values = torch.ones(1 << 20)
         scores = torch.full((1 << 20,), 1.0 if comm.rank == 2 else 0.0)
-        run = [
-            masked_all_reduce(values, scores, t, granularity="element", comm=comm, route="wire")
-            for t in (2.0, 0.5)
-        ]
+        run = [by_wire(values, scores, t, granularity="element", comm=comm) for t in (2.0, 0.5)]
         return [each.wire_bytes for each in run]
 
     ranks = run_threads(4, main, transport="loopback")
@@ -115,9 +105,7 @@ def test_bytes_without_payload():
     def main(comm: Communicator):
         scores = (torch.arange(1 << 18) % 4 / 4).reshape(512, 512)
         values = torch.ones(512, 512)
-        return masked_all_reduce(
-            values, scores, 0.5, granularity="element", comm=comm, route="wire"
-        )
+        return by_wire(values, scores, 0.5, granularity="element", comm=comm)
 
     share = (1 << 18) / 2
     for result in run_threads(2, main, transport="null"):

@@ -100,14 +100,10 @@ def masked_all_reduce(
         )
         _reduce(comm, mine, link_model.wire_density(comm.transport, comm.world, granularity))
     single = not isinstance(values, list | tuple)
-    return MaskedResult(
-        _as_given(mine.out, single) if out is None else out,
-        _as_given(mine.counts, single),
-        mine.reduction.kept,
-        mine.reduction.wire_bytes,
-        mine.reduction.dense_bytes,
-        mine.reduction.route,
-    )
+    made, counted = _as_given(mine.out, single), _as_given(mine.counts, single)
+    done = mine.reduction
+    sizes = (done.kept, done.wire_bytes, done.dense_bytes)
+    return MaskedResult(made if out is None else out, counted, *sizes, route=done.route)
 
 
 @dataclass
@@ -232,7 +228,8 @@ def _reduce(comm: Communicator, mine: _Arguments, wire_density: float) -> None:
     statement = _core.digest(json.dumps(mine.stated).encode())
     with comm.call():
         if not mine.error and mine.reduction.agree(comm.core, statement, wire_density):
-            return mine.reduction.run(comm.core, statement)
+            mine.reduction.run(comm.core, statement)
+            return
         if mine.error:
             _core.MaskedReduction.refuse(comm.core)
     agree(comm, lambda: {"error": mine.error, **mine.stated}, _say_what_differs)
