@@ -1,15 +1,8 @@
-"""Communicator: this rank among the others, and how ranks find each other.
-
-Ranks meet through a store (torch's TCPStore or FileStore, or anything with set, get and check),
-which carries only addresses. Where HYBRIDENGINE_TOKEN is set, an address is signed with it; the
-token itself comes from the launcher and never travels through the store.
-"""
+"""comm: a Communicator is this rank among the others."""
 
 from __future__ import annotations
 
 import atexit
-import hashlib
-import hmac
 import multiprocessing
 import os
 import time
@@ -17,29 +10,16 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any
 
 from hybridengine import _core
-from hybridengine._core import TimeoutError as CommTimeoutError
-from hybridengine._core import TransportError, UsageError
+from hybridengine._core import UsageError
 from hybridengine.options import seconds, text, whole
+from hybridengine.rendezvous import Store, check_store, exchange
 from hybridengine.turns import Turns
 from hybridengine.wording import kind_of
 
-# Between two looks at the store: a start is soon over, or takes long.
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.001, 0.1
 _EXIT_SECONDS = 2.0  # for a thread that waits in a call when the interpreter exits
-_SIGNATURE_BYTES = hashlib.sha256().digest_size
-# How a value in the store starts, so that a rank without the token is told from a damaged address.
-_SIGNED, _UNSIGNED = b"signed:", b"plain:"
-
-
-class Store(Protocol):
-    """The part of torch.distributed.Store that is used."""
-
-    def set(self, key: str, value: Any, /) -> Any: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Communicator:
@@ -66,7 +46,7 @@ class Communicator:
         Throws UsageError on a transport that is not available, TimeoutError naming the ranks that
         did not come.
         """
-        _check_store(store)
+        check_store(store)
         rank, world = whole("rank", rank), whole("world", world)
         timeout = seconds("timeout", timeout)
         enter_timeout = seconds("enter_timeout", enter_timeout)
@@ -94,7 +74,7 @@ class Communicator:
         _close_at_exit()
         try:
             address = self.core.address()
-            self.core.connect(_exchange(store, name, rank, world, address, self.timeout))
+            self.core.connect(exchange(store, name, rank, world, address, self.timeout))
         except BaseException:
             self.close()
             raise
@@ -218,97 +198,6 @@ def group_communicator(group: Any = None, transport: str | None = None) -> Commu
     )
     _by_group[key] = (group, comm)
     return comm
-
-
-def _check_store(store: Any) -> None:
-    missing = [each for each in ("set", "get", "check") if not hasattr(store, each)]
-    if missing:
-        raise UsageError(
-            f"store is {kind_of(store)} and has no {missing[0]}(). Use torch's TCPStore or "
-            "FileStore, or an object with set(), get() and check()."
-        )
-
-
-def _exchange(
-    store: Store, name: str, rank: int, world: int, address: bytes, timeout: float
-) -> list[bytes]:
-    """Puts this rank's address into the store and takes those of all others.
-
-    Rank 0 collects them and puts them into one table: every other rank asks for one key and gets
-    one value. The store gets some 5 n requests, and 10 n a second while n ranks wait. Each address
-    stays signed by its own rank.
-    """
-    keys = [f"hybridengine/{name}/{each}" for each in range(world)]
-    table = f"hybridengine/{name}/table"
-    store.set(keys[rank], _sign(keys[rank], address))
-    if not _wait_for(store, keys if rank == 0 else [table], timeout):
-        missing = [key for key in keys if key != keys[rank] and not store.check([key])]
-        ranks = ", ".join(key.rsplit("/", 1)[1] for key in missing or keys[:1])
-        raise CommTimeoutError(
-            f"rank {ranks} did not come to the rendezvous for {timeout:.1f} s (communicator "
-            f"{name!r}, rank {rank} of {world}). See its log; to wait longer set "
-            "HYBRIDENGINE_TIMEOUT_S."
-        )
-    if rank == 0:
-        store.set(table, _pack([bytes(store.get(key)) for key in keys]))
-    values = _unpack(bytes(store.get(table)))
-    if len(values) != world:
-        raise TransportError(
-            f"rank 0 knows {len(values)} addresses of communicator {name!r}, rank {rank} expects "
-            f"{world}. Give every rank the same world."
-        )
-    return [_verify(key, value) for key, value in zip(keys, values, strict=True)]
-
-
-def _pack(values: list[bytes]) -> bytes:
-    return b"".join(len(each).to_bytes(4, "little") + each for each in values)
-
-
-def _unpack(table: bytes) -> list[bytes]:
-    values = []
-    while table:
-        end = 4 + int.from_bytes(table[:4], "little")
-        values.append(table[4:end])
-        table = table[end:]
-    return values
-
-
-def _wait_for(store: Store, keys: list[str], timeout: float) -> bool:
-    """Whether the store has all of `keys` in time.
-
-    It is asked now and then, for one thing. torch's wait() would block other threads that use the
-    same store, and Ctrl-C; in slices it writes two lines to stderr for each.
-    """
-    deadline = time.monotonic() + timeout
-    pause = _FIRST_PAUSE_SECONDS
-    while not store.check(keys):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _LAST_PAUSE_SECONDS)
-    return True
-
-
-def _sign(key: str, address: bytes) -> bytes:
-    token = _core.env_token()
-    if not token:
-        return _UNSIGNED + address
-    return _SIGNED + hmac.digest(token.encode(), key.encode() + b"|" + address, "sha256") + address
-
-
-def _verify(key: str, value: bytes) -> bytes:
-    """The address in `value`. Throws TransportError unless it is signed just as we sign."""
-    if value.startswith(_SIGNED):
-        address = value[len(_SIGNED) + _SIGNATURE_BYTES :]
-    else:
-        address = value.removeprefix(_UNSIGNED)
-    if not hmac.compare_digest(_sign(key, address), value):
-        raise TransportError(
-            f"rank {key.rsplit('/', 1)[1]} did not sign its address with this rank's token. Give "
-            "every rank the same HYBRIDENGINE_TOKEN, or none."
-        )
-    return address
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,7 @@ from ranks import MemoryStore, run_threads, thread_outcomes
 
 from hybridengine import Communicator, TransportError, UsageError, _core
 from hybridengine.agreement import agree, check_everywhere
-from hybridengine.comm import _exchange
+from hybridengine.rendezvous import exchange
 from hybridengine.resharding.agree import Statement, gather
 
 # Null has no page that peers map, so what is small goes through a tree of messages there.
@@ -205,7 +205,7 @@ def test_ranks_do_not_ask_the_store_for_each_other():
     got: list = [None] * world
 
     def main(rank: int) -> None:
-        got[rank] = _exchange(store, "x", rank, world, f"address {rank}".encode(), 20)
+        got[rank] = exchange(store, "x", rank, world, f"address {rank}".encode(), 20)
 
     threads = [threading.Thread(target=main, args=(rank,)) for rank in range(world)]
     for thread in threads[:-1]:

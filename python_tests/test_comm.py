@@ -9,8 +9,7 @@ import time
 import pytest
 from ranks import MemoryStore, RankFailed, run_ranks, run_threads, thread_outcomes
 
-import hybridengine
-from hybridengine import Communicator, TransportError, UsageError, _core
+from hybridengine import Communicator, TransportError, UsageError, _core, rendezvous
 
 pytestmark = pytest.mark.threads
 
@@ -151,9 +150,7 @@ def test_a_rank_with_another_token_is_named(monkeypatch, odd):
     keys = [f"hybridengine/default/{rank}" for rank in range(3)]
     # Ranks are threads here, so each asks for its own environment.
     tokens = {"rank 0": "secret", "rank 1": odd, "rank 2": "secret"}
-    monkeypatch.setattr(
-        hybridengine.comm._core, "env_token", lambda: tokens[threading.current_thread().name]
-    )
+    monkeypatch.setattr(_core, "env_token", lambda: tokens[threading.current_thread().name])
     caught: list = [None] * 3
     threads = [
         threading.Thread(target=join_and_leave, args=(rank, store, caught), name=f"rank {rank}")
@@ -185,8 +182,8 @@ def test_one_token_for_all(monkeypatch, token, transport):
 def test_an_address_that_was_signed_for_another_rank(monkeypatch):
     """A signature binds the address to its key."""
     monkeypatch.setenv("HYBRIDENGINE_TOKEN", "secret")
-    value = hybridengine.comm._sign("hybridengine/a/0", b"address")
-    assert hybridengine.comm._verify("hybridengine/a/0", value) == b"address"
+    value = rendezvous._sign("hybridengine/a/0", b"address")
+    assert rendezvous._verify("hybridengine/a/0", value) == b"address"
     for key, bad in (
         ("hybridengine/a/1", value),
         ("hybridengine/a/0", value[:-1]),
@@ -194,7 +191,7 @@ def test_an_address_that_was_signed_for_another_rank(monkeypatch):
         ("hybridengine/a/0", b""),
     ):
         with pytest.raises(TransportError, match=rf"rank {key[-1]} did not sign"):
-            hybridengine.comm._verify(key, bad)
+            rendezvous._verify(key, bad)
 
 
 def test_an_error_in_a_call_reaches_the_others(transport):

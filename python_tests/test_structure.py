@@ -52,7 +52,7 @@ _ABOVE_THE_CORE = {"integrations", "rlhf"}
 # The rooms of the Python package from the ground up: each imports only those before it.
 _FLOORS = [
     *("lazy", "wording", "options", "cache", "checkpoint", "overlap", "tensors"),
-    *("processes", "turns", "comm", "agreement", "launch"),
+    *("processes", "turns", "rendezvous", "comm", "agreement", "launch"),
     *("layouts", "mapping", "models", "resharding", "collective", "two_step"),
     *("rlhf", "_bench", "command"),
 ]

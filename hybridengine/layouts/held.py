@@ -43,22 +43,7 @@ def held_by(model: Any, *, buffers: bool = False) -> Held:
 
     Throws UsageError, naming the tensor, on what is no tensor, a meta tensor, or a sparse one.
     """
-    if isinstance(model, torch.nn.Module):
-        named = dict(model.state_dict(keep_vars=True))
-        if buffers:
-            named = dict(model.named_buffers(remove_duplicate=False)) | named
-    elif buffers:
-        raise UsageError(
-            f"buffers=True is for modules, and model is {kind_of(model)}. Put the buffers into the "
-            "dict, or leave it out."
-        )
-    elif isinstance(model, Mapping):
-        named = dict(model)
-    else:
-        raise UsageError(
-            f"model is {kind_of(model)}. Pass a torch.nn.Module or a dict of tensors, such as "
-            "dict(model.named_parameters())."
-        )
+    named = _named(model, buffers)
     tensors: dict[str, torch.Tensor] = {}
     rows: list[memory.Row] = []
     aliases: list[tuple[str, str]] = []
@@ -85,6 +70,23 @@ def held_by(model: Any, *, buffers: bool = False) -> Held:
         placements,
         isinstance(model, torch.nn.Module),
         buffers,
+    )
+
+
+def _named(model: Any, buffers: bool) -> dict[str, Any]:
+    if isinstance(model, torch.nn.Module):
+        named = dict(model.state_dict(keep_vars=True))
+        return dict(model.named_buffers(remove_duplicate=False)) | named if buffers else named
+    if buffers:
+        raise UsageError(
+            f"buffers=True is for modules, and model is {kind_of(model)}. Put the buffers into the "
+            "dict, or leave it out."
+        )
+    if isinstance(model, Mapping):
+        return dict(model)
+    raise UsageError(
+        f"model is {kind_of(model)}. Pass a torch.nn.Module or a dict of tensors, such as "
+        "dict(model.named_parameters())."
     )
 
 
