@@ -114,7 +114,7 @@ def test_only_one_free_segment_is_kept():
     del again
 
 
-@pytest.mark.parametrize("make", [_core.Segment, lambda size: _core.FreshMemory(size).lend()])
+@pytest.mark.parametrize("make", [_core.Region, lambda size: _core.FreshMemory(size).lend()])
 def test_other_threads_run_while_memory_is_reserved(make):
     counted = [0]
     stop = threading.Event()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import transport_scenarios as scenarios
@@ -22,7 +24,7 @@ ROWS = {row["name"]: row for row in _core.transports()}
 
 def pytest_generate_tests(metafunc) -> None:
     """Runs a test over the registry: all transports, or those that can do what it asks for."""
-    for fixture, capability in (("transport", None), ("window_transport", "window")):
+    for fixture, capability in (("transport", None), ("window_transport", "maps")):
         if fixture in metafunc.fixturenames:
             names = [n for n, row in ROWS.items() if capability is None or row["caps"][capability]]
             metafunc.parametrize(fixture, names)
@@ -48,6 +50,15 @@ def test_registry():
     assert _core.Endpoint.make("auto", 0, 1, "g").caps["processes"]
     with pytest.raises(_core.UsageError, match=r"'infiniband'.*auto, cma, shm, loopback, null"):
         _core.Endpoint.make("infiniband", 0, 1, "g")
+
+
+@pytest.mark.static
+def test_what_the_docs_say_of_a_new_transport_compiles():
+    source = Path(__file__).with_name("paper_transport.cc")
+    include = source.parents[1] / "csrc"
+    command = ["c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    done = subprocess.run([*command, f"-I{include}", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_messages_come_in_order_and_once(transport):
@@ -93,10 +104,11 @@ def test_staging_before_connect(window_transport):
 def test_two_groups_at_once(window_transport):
     first, second = pair(window_transport, "first"), pair(window_transport, "second")
     for ends, byte in ((first, 1), (second, 2)):
-        ends[0].staging(100)
+        region = ends[0].staging(100)
+        ends[0].offer(1, region)
         ends[0].send(1)
         assert len(ends[1].poll(5.0)) == 1
-        memoryview(ends[1].window(0, 100))[50] = byte
+        memoryview(ends[1].map(0, region.id))[50] = byte
     assert memoryview(first[0].staging(100))[50] == 1
     assert memoryview(second[0].staging(100))[50] == 2
     first[1].close()
@@ -107,7 +119,8 @@ def test_two_groups_at_once(window_transport):
 def test_no_payload_means_no_memory():
     ends = pair("null")
     assert ends[0].staging(1 << 50) is None
-    assert ends[1].window(0, 1 << 50) is None
+    with pytest.raises(_core.TransportError, match="rank 0, region 7"):
+        ends[1].map(0, 7)
 
 
 def test_no_room_for_staging(window_transport):

@@ -215,7 +215,7 @@ def test_another_user_is_refused(shm):
         ("hello", "a second hello"),
         ("no memory", "no descriptor came with it"),
         ("open memory", "not sealed"),
-        ("short memory", "4096 bytes, not 8192"),
+        ("short memory", "4096 bytes, not 8192 and a mark"),
         ("two memories", "2 descriptors at once"),
     ],
 )

@@ -191,7 +191,7 @@ def test_empty_gives_the_tensors_of_a_layout():
 
 def test_room_is_checked_before_memory_is_promised():
     with pytest.raises(_core.UsageError, match="destination tensors"):
-        _core.Segment(1 << 60)
+        _core.Region(1 << 60)
 
 
 def test_huge_pages_keep_the_contents():

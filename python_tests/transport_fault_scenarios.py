@@ -83,8 +83,9 @@ def unix_connections() -> list[socket.socket]:
     return found
 
 
-def frame(kind: int, value: int = 0, text_bytes: int = 0) -> bytes:
-    words = [kind, 0, 0, value, 0, text_bytes]  # kind and bucket share the first eight bytes
+def frame(kind: int, num_bytes: int = 0, text_bytes: int = 0) -> bytes:
+    # Twelve words; kind and bucket share the first.
+    words = [kind, *[0] * 9, num_bytes, text_bytes]
     return b"".join(word.to_bytes(8, "little") for word in words)
 
 
@@ -100,11 +101,11 @@ def send_nonsense(connection: socket.socket, sort: str) -> None:
     elif sort == "hello":
         connection.send(frame(0x100))
     elif sort == "no memory":
-        connection.send(frame(0x101, value=4096))
+        connection.send(frame(0x101, num_bytes=4096))
     else:  # memory that can still be cut, or is shorter than announced
         memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(memory, 4096)
         if sort == "short memory":
             fcntl.fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK)
         copies = 2 if sort == "two memories" else 1
-        socket.send_fds(connection, [frame(0x101, value=8192)], [memory] * copies)
+        socket.send_fds(connection, [frame(0x101, num_bytes=8192)], [memory] * copies)

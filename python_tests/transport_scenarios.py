@@ -51,7 +51,7 @@ def refuse_bad_sends(me: Me) -> list[str]:
         lambda: me.endpoint.send(2),
         lambda: me.endpoint.send(-1),
         lambda: me.endpoint.send(peer, BYE + 1),
-        lambda: me.endpoint.window(me.rank, 1),
+        lambda: me.endpoint.map(me.rank, 1),
     ]
     said = []
     for one in tries:
@@ -67,9 +67,9 @@ def all_to_all(me: Me, slot_bytes: int, gap_bytes: int) -> list[bytes]:
     """Each rank writes `slot_bytes` into a slot of every peer; slots are `gap_bytes` apart."""
     pitch = slot_bytes + gap_bytes
     staging = me.endpoint.staging(me.world * pitch + 1)
-    me.meet()
+    me.show(staging)
     for peer in me.peers:
-        window = memoryview(me.endpoint.window(peer, me.world * pitch + 1))
+        window = me.window(peer)
         at = me.rank * pitch + 1
         window[at : at + slot_bytes] = pattern(slot_bytes, me.rank)
         me.endpoint.send(peer, LANDED)
@@ -82,24 +82,21 @@ def all_to_all(me: Me, slot_bytes: int, gap_bytes: int) -> list[bytes]:
 
 
 def grow_staging(me: Me, sizes: list[int]) -> list[bool]:
-    """Stages ever more; the peer writes the last byte of each size and too much is refused."""
+    """Stages ever more; the peer writes the last byte of each size and no more is mapped."""
     peer = 1 - me.rank
     seen = []
     for size in sizes:
-        memory = memoryview(me.endpoint.staging(size))
+        region = me.endpoint.staging(size)
+        memory = memoryview(region)
         assert len(memory) >= size
-        me.meet()
-        memoryview(me.endpoint.window(peer, size))[size - 1] = 1 + me.rank
+        me.show(region)
+        me.window(peer)[size - 1] = 1 + me.rank
         me.meet()
         seen.append(memory[size - 1] == 1 + peer)
         again = memoryview(me.endpoint.staging(1))
         again[size - 1] = 99
         seen.append(memory[size - 1] == 99)  # asking for less gives the same memory
-        try:
-            me.endpoint.window(peer, len(memory) + 1)
-            seen.append(False)
-        except _core.UsageError:
-            seen.append(True)
+        seen.append(len(me.window(peer)) == len(memory))
         me.meet()
     return seen
 
@@ -107,14 +104,15 @@ def grow_staging(me: Me, sizes: list[int]) -> list[bool]:
 def stage_before_connect(transport: str) -> bytes:
     """Two endpoints of one process; staging is older than the connection."""
     ends = [_core.Endpoint.make(transport, rank, 2, "early") for rank in range(2)]
-    mine = memoryview(ends[0].staging(777))
+    mine = ends[0].staging(777)
     connect_all(ends)
-    ends[0].send(1, GRANTED)
+    ends[0].offer(1, mine)
+    ends[0].send(1, GRANTED, value=mine.id)
     assert ends[1].poll(5.0)[0][2] == GRANTED
-    memoryview(ends[1].window(0, 777))[770:777] = b"written"
+    memoryview(ends[1].map(0, mine.id))[770:777] = b"written"
     ends[1].send(0, LANDED)
     assert ends[0].poll(5.0)[0][2] == LANDED
-    return bytes(mine[770:777])
+    return bytes(memoryview(mine)[770:777])
 
 
 def connect_all(ends: list, timeout_s: float = 20.0, addresses: list[bytes] | None = None) -> list:
@@ -223,10 +221,14 @@ def cycle_endpoints(transport: str, cycles: int) -> list[int]:
         ends = [_core.Endpoint.make(transport, rank, 2, str(cycle)) for rank in range(2)]
         ends[1].staging(5000)
         connect_all(ends)
-        ends[1].staging(50_000)
+        region = ends[1].staging(50_000)
+        if region is not None:
+            ends[1].offer(0, region)
         ends[1].send(0)
         assert ends[0].poll(5.0)
-        ends[0].window(1, 50_000)
+        if region is not None:
+            ends[0].map(1, region.id)
+        del region
         for end in ends:
             end.close()
         counts.append(len(os.listdir("/proc/self/fd")))

@@ -33,6 +33,7 @@ class Me:
         self.endpoint, self.rank, self.world, self.link = endpoint, rank, world, link
         self.peers = [peer for peer in range(world) if peer != rank]
         self.waiting: list[tuple] = []
+        self.regions: dict[int, int] = {}  # by peer: the one that it showed last
 
     def next(self, timeout_s: float = 20.0) -> tuple:
         until = time.monotonic() + timeout_s
@@ -63,6 +64,21 @@ class Me:
             self.endpoint.send(peer, RELEASED)
         for peer in self.peers:
             assert self.next_from(peer)[2] == RELEASED
+
+    def show(self, region: Any) -> None:
+        """Offers `region` (or nothing) to every peer; returns once all have shown theirs."""
+        for peer in self.peers:
+            if region is not None:
+                self.endpoint.offer(peer, region)
+            self.endpoint.send(peer, RELEASED, value=0 if region is None else region.id)
+        for peer in self.peers:
+            arrival = self.next_from(peer)
+            assert arrival[2] == RELEASED
+            self.regions[peer] = arrival[6]
+
+    def window(self, peer: int) -> memoryview:
+        """What `peer` showed last."""
+        return memoryview(self.endpoint.map(peer, self.regions[peer]))
 
 
 def rank_main(

@@ -75,7 +75,7 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("transport",
                              [](Communicator& comm) { return comm.transport().name(); })
       .def_property_readonly("direct",
-                             [](Communicator& comm) { return comm.transport().caps().direct; })
+                             [](Communicator& comm) { return comm.transport().caps().maps; })
       .def_property_readonly("pull",
                              [](Communicator& comm) { return comm.transport().caps().pull; })
       .def("address", [](Communicator& comm) { return py::bytes(comm.address()); })

@@ -98,22 +98,16 @@ void bind_fresh_memory(py::module_& module) {
     return py::buffer_info(reinterpret_cast<unsigned char*>(span.data),
                            static_cast<py::ssize_t>(span.bytes));
   };
-  py::class_<Segment, SegmentPtr>(module, "Segment", py::buffer_protocol(),
-                                  "Memory that peers may map; a writable buffer.")
-      .def(py::init([](size_t num_bytes) {
-             const py::gil_scoped_release release;
-             return Segment::make(num_bytes);
-           }),
-           py::arg("num_bytes"))
-      .def_buffer([=](Segment& segment) { return buffer_of(segment.span()); });
   py::class_<Lease, std::shared_ptr<Lease>>(module, "Lease", py::buffer_protocol(),
-                                            "The right to use a segment; a writable buffer.")
+                                            "The right to use a region; a writable buffer.")
       .def_buffer([=](Lease& lease) { return buffer_of(lease.span()); });
   py::class_<FreshMemory, std::shared_ptr<FreshMemory>>(
-      module, "FreshMemory", "Segments for results, lent one at a time and used again.")
+      module, "FreshMemory", "Regions for results, lent one at a time and used again.")
       .def(py::init<size_t>(), py::arg("num_bytes"))
-      .def("lend", &FreshMemory::lend, py::call_guard<py::gil_scoped_release>(),
-           "A segment that nobody uses, as a Lease: whatever is made of it keeps it.")
+      .def(
+          "lend", [](FreshMemory& self) { return self.lend(check_signals); },
+          py::call_guard<py::gil_scoped_release>(),
+          "A region that nobody uses, as a Lease: whatever is made of it keeps it.")
       .def_property_readonly("reserve_seconds", &FreshMemory::reserve_seconds,
                              "How long the last lend() reserved memory.");
 }

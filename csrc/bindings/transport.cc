@@ -1,4 +1,4 @@
-// The registry of transports, and one endpoint of a transport for the conformance tests.
+// The registry of transports, regions, and one endpoint of a transport for the conformance tests.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -21,8 +21,7 @@ Clock::duration duration_of(double seconds) {
 
 py::dict dict_of(const Caps& caps) {
   py::dict dict;
-  dict["window"] = caps.window;
-  dict["direct"] = caps.direct;
+  dict["maps"] = caps.maps;
   dict["processes"] = caps.processes;
   dict["payload"] = caps.payload;
   return dict;
@@ -43,8 +42,9 @@ py::list list_transports() {
   return list;
 }
 
-/// A writable buffer over staging or a window; valid until either grows or the endpoint closes.
-struct EndpointMemory {
+/// A writable buffer over a peer's region; valid until its owner lets go of it or the endpoint
+/// closes.
+struct MappedMemory {
   Span span;
 };
 
@@ -88,9 +88,8 @@ class Endpoint {
   std::unique_ptr<Transport> transport_;
 };
 
-py::object memory_of(const Span& span) {
-  if (!span.data) return py::none();
-  return py::cast(EndpointMemory{span});
+py::buffer_info buffer_of(const Span& span) {
+  return {reinterpret_cast<uint8_t*>(span.data), static_cast<py::ssize_t>(span.bytes)};
 }
 
 py::tuple tuple_of(const Arrival& arrival) {
@@ -98,7 +97,7 @@ py::tuple tuple_of(const Arrival& arrival) {
     return py::make_tuple("lost", arrival.peer, arrival.reason);
   const Message& message = arrival.message;
   return py::make_tuple("message", arrival.peer, static_cast<uint32_t>(message.kind),
-                        message.bucket, message.call, message.offset, message.value,
+                        message.bucket, message.call, message.place.offset, message.place.region,
                         py::bytes(message.text), message.plan);
 }
 
@@ -154,21 +153,38 @@ void bind_endpoint(py::module_& module) {
            "Blocks until all ranks with an address are there.")
       .def(
           "staging",
-          [](Endpoint& self, size_t bytes) { return memory_of(self.transport().staging(bytes)); },
-          py::arg("bytes"), py::keep_alive<0, 1>(), "Own receive memory as a buffer, or None.")
-      .def(
-          "window",
-          [](Endpoint& self, Rank peer, size_t bytes) {
-            return memory_of(self.transport().window(peer, bytes));
+          [](Endpoint& self, size_t bytes) {
+            return self.transport().staging(bytes, check_signals);
           },
-          py::arg("peer"), py::arg("bytes"), py::keep_alive<0, 1>(),
-          "The staging of `peer` as a buffer, or None.")
+          py::arg("bytes"), released(), "Own receive memory, kept and grown, or None.")
+      .def(
+          "offer",
+          [](Endpoint& self, Rank peer, const RegionPtr& region) {
+            self.transport().offer(peer, region);
+          },
+          py::arg("peer"), py::arg("region"), released(), "Lets `peer` write into it.")
+      .def(
+          "map",
+          [](Endpoint& self, Rank peer, uint64_t region) {
+            return MappedMemory{self.transport().map(peer, region)};
+          },
+          py::arg("peer"), py::arg("region"), py::keep_alive<0, 1>(),
+          "The region of `peer` as a buffer.")
+      .def(
+          "release_gone", [](Endpoint& self) { self.transport().release_gone(); },
+          "Lets go of regions that their owners have let go of.")
       .def(
           "send",
           [](Endpoint& self, Rank peer, uint32_t kind, uint32_t bucket, uint64_t call,
              uint64_t offset, uint64_t value, std::string text, uint64_t plan) {
-            self.transport().send(
-                peer, {MessageKind{kind}, bucket, call, offset, value, plan, std::move(text)});
+            Message message;
+            message.kind = MessageKind{kind};
+            message.bucket = bucket;
+            message.call = call;
+            message.plan = plan;
+            message.place = {value, offset};
+            message.text = std::move(text);
+            self.transport().send(peer, message);
           },
           py::arg("peer"), py::arg("kind") = 0, py::arg("bucket") = 0, py::arg("call") = 0,
           py::arg("offset") = 0, py::arg("value") = 0, py::arg("text") = "", py::arg("plan") = 0,
@@ -193,11 +209,18 @@ void bind_transport(py::module_& module) {
   module.def("transports", &list_transports,
              "The transports of this build, in order of preference, and whether they work here.");
   module.attr("MAX_TEXT_BYTES") = kMaxTextBytes;
-  py::class_<EndpointMemory>(module, "EndpointMemory", py::buffer_protocol())
-      .def_buffer([](EndpointMemory& memory) {
-        return py::buffer_info(reinterpret_cast<uint8_t*>(memory.span.data),
-                               static_cast<py::ssize_t>(memory.span.bytes));
-      });
+  py::class_<Region, RegionPtr>(module, "Region", py::buffer_protocol(),
+                                "Memory that peers may reach; a writable buffer.")
+      .def(py::init([](size_t bytes, const char* purpose) {
+             return Region::make(purpose, bytes, check_signals);
+           }),
+           py::arg("num_bytes"), py::arg("purpose") = "destination tensors",
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("id", &Region::id)
+      .def_property_readonly("place", [](const Region& region) { return region.place().text(); })
+      .def_buffer([](Region& region) { return buffer_of(region.span()); });
+  py::class_<MappedMemory>(module, "MappedMemory", py::buffer_protocol())
+      .def_buffer([](MappedMemory& memory) { return buffer_of(memory.span); });
   bind_endpoint(module);
 }
 

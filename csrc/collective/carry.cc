@@ -131,7 +131,7 @@ int64_t packet_bytes_for(int64_t bucket_bytes, int32_t world, int64_t wish) {
 Carried carry(Communicator& comm, uint64_t plan, int64_t packet_bytes,
               std::span<const size_t> num_chunks, Steps& steps) {
   const auto bytes = static_cast<size_t>(packet_bytes);
-  if (!comm.transport().caps().window) return Messages(comm, plan, bytes, num_chunks, steps).run();
+  if (!comm.transport().caps().maps) return Messages(comm, plan, bytes, num_chunks, steps).run();
   Rounds rounds(comm, plan, bytes);
   rounds.run(num_chunks, steps);
   return {rounds.sent_bytes(), rounds.staging_bytes()};

@@ -45,7 +45,8 @@ void Exchange::start() {
       bytes +=
           static_cast<size_t>(std::min<int64_t>(num_slots_[stream], from.expected)) * pitch_bytes_;
     }
-  staging_ = comm_.transport().staging(bytes);
+  region_ = comm_.transport().staging(bytes, comm_.options().between);
+  if (region_) staging_ = region_->span();
   staging_bytes_ = static_cast<int64_t>(bytes);
   for (Rank peer = 0; peer < comm_.world(); ++peer)
     for (int stream = 0; stream < num_streams; ++stream)
@@ -65,9 +66,11 @@ void Exchange::grant(Rank peer, int stream) {
   Incoming& from = incoming_[lane(peer, stream)];
   if (from.granted == from.expected) return;
   Message granted = message(MessageKind::kGranted, from.granted, stream);
-  granted.offset =
-      from.offset_bytes + static_cast<size_t>(from.granted % num_slots_[stream]) * pitch_bytes_;
+  granted.place = {
+      region_ ? region_->id() : 0,
+      from.offset_bytes + static_cast<size_t>(from.granted % num_slots_[stream]) * pitch_bytes_};
   ++from.granted;
+  if (region_) comm_.transport().offer(peer, region_);
   comm_.send(peer, granted);
 }
 
@@ -96,17 +99,17 @@ bool Exchange::take(const Message& message, Rank peer) {
   if (message.kind == MessageKind::kGranted) {
     const int64_t next = to.sent + static_cast<int64_t>(to.granted.size());
     if (next >= to.promised || message.bucket != static_cast<uint32_t>(next)) return false;
-    to.granted.push_back(message.offset);
+    to.granted.push_back(message.place);
     return true;
   }
   const int64_t next = from.released + static_cast<int64_t>(from.landed.size());
   if (message.kind != MessageKind::kLanded || next >= from.granted ||
-      message.bucket != static_cast<uint32_t>(next) || message.value > slot_bytes_)
+      message.bucket != static_cast<uint32_t>(next) || message.num_bytes > slot_bytes_)
     return false;
   const size_t offset =
       from.offset_bytes + static_cast<size_t>(next % num_slots_[stream]) * pitch_bytes_;
   from.landed.push_back(
-      {staging_.data == nullptr ? nullptr : staging_.data + offset, message.value});
+      {staging_.data == nullptr ? nullptr : staging_.data + offset, message.num_bytes});
   return true;
 }
 
@@ -116,16 +119,22 @@ bool Exchange::may_send(Rank peer, int stream) const {
 
 Span Exchange::next_slot(Rank peer, int stream) {
   if (!comm_.transport().caps().payload) return {nullptr, slot_bytes_};
-  const size_t offset = outgoing_[lane(peer, stream)].granted.front();
-  const Span window = comm_.transport().window(peer, offset + slot_bytes_ + kSlack);
-  return {window.data + offset, slot_bytes_};
+  const RegionRef place = outgoing_[lane(peer, stream)].granted.front();
+  const Span region = comm_.transport().map(peer, place.region);
+  const size_t needed = slot_bytes_ + kSlack;
+  if (needed > region.bytes || place.offset > region.bytes - needed)
+    throw TransportError(
+        "a peer grants memory beyond the end of what it offered",
+        str_cat("rank ", peer, ", ", needed, " bytes at ", place.offset, " of ", region.bytes),
+        "Do all ranks run the same version?");
+  return {region.data + place.offset, slot_bytes_};
 }
 
 void Exchange::send(Rank peer, int stream, size_t bytes) {
   ensure(bytes <= slot_bytes_, "a packet is larger than its slot");
   Outgoing& to = outgoing_[lane(peer, stream)];
   Message landed = message(MessageKind::kLanded, to.sent, stream);
-  landed.value = bytes;
+  landed.num_bytes = bytes;
   to.granted.pop_front();
   ++to.sent;
   --open_packets_;

@@ -73,7 +73,7 @@ class Exchange {
   };
   struct Outgoing {
     int64_t promised = 0, sent = 0;
-    std::deque<uint64_t> granted;  // offsets in the peer's staging
+    std::deque<RegionRef> granted;  // slots of the peer
   };
 
   size_t lane(Rank peer, int stream) const {
@@ -87,6 +87,7 @@ class Exchange {
   uint64_t plan_;
   size_t slot_bytes_, pitch_bytes_;
   std::vector<int> num_slots_;
+  RegionPtr region_;  // of the slots; null without payload
   Span staging_;
   std::vector<Incoming> incoming_;  // by lane
   std::vector<Outgoing> outgoing_;  // by lane

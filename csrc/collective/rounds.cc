@@ -20,11 +20,11 @@ struct Mark {
   uint64_t round = 0;
 };
 
-/// What it says of its staging before the first.
+/// What it says of its staging before the first. A byte for each rank follows: whether that rank
+/// hears of the region only now.
 struct Opening {
   uint64_t plan = 0;
-  uint64_t staging_bytes = 0;
-  uint64_t is_new = 0;  // the peers have to hear of it
+  uint64_t region = 0;  // 0 without payload
 };
 
 [[noreturn]] void throw_different(Rank rank, Rank peer) {
@@ -56,25 +56,50 @@ Rounds::Rounds(Communicator& comm, uint64_t plan, size_t slot_bytes)
 void Rounds::open() {
   Transport& transport = comm_.transport();
   const size_t bytes = kSlotsPerRank * static_cast<size_t>(comm_.world()) * pitch_bytes_;
-  const size_t before = transport.staging(0).bytes;
-  staging_ = transport.staging(bytes);
-  const Opening mine{plan_, staging_.bytes, staging_.bytes != before};
-  std::memcpy(comm_.lane_entry().data(), &mine, sizeof mine);
-  const auto entries = comm_.exchange(sizeof mine, "the begin of a collective");
-  std::vector<Rank> with_news;
+  region_ = transport.staging(bytes, comm_.options().between);
+  if (region_) staging_ = region_->span();
+  std::vector<Rank> to_tell, with_news;
+  const size_t shown_bytes = show_staging(to_tell);
+  const auto entries = comm_.exchange(shown_bytes, "the begin of a collective");
+  std::vector<uint64_t> regions(comm_.world(), 0);
   for (Rank peer = 0; peer < comm_.world(); ++peer) {
     if (peer == comm_.rank()) continue;
     const auto theirs = said_by<Opening>(entries[peer]);
-    if (theirs.plan != plan_) throw_different(comm_.rank(), peer);
-    if (theirs.is_new != 0) with_news.push_back(peer);
+    const size_t news_at = sizeof theirs + static_cast<size_t>(comm_.rank());
+    if (theirs.plan != plan_ || entries[peer].size() <= news_at)
+      throw_different(comm_.rank(), peer);
+    regions[peer] = theirs.region;
+    if (entries[peer][news_at] != std::byte{0}) with_news.push_back(peer);
+  }
+  for (const Rank peer : to_tell) {  // not earlier: nobody takes messages in an exchange
     Message message;
     message.kind = MessageKind::kGranted;
     message.plan = plan_;
-    if (mine.is_new != 0) comm_.send(peer, message);
+    comm_.send(peer, message);
   }
   wait_for_news(with_news);
   for (Rank peer = 0; peer < comm_.world(); ++peer)
-    if (peer != comm_.rank()) staging_of_[peer] = transport.window(peer, bytes).data;
+    if (peer != comm_.rank()) staging_of_[peer] = mapped_at(peer, regions[peer], bytes);
+}
+
+/// Offers the staging, and writes the opening of this rank. Fills `to_tell` with the peers that
+/// hear of the region only now, and returns the bytes of the opening.
+size_t Rounds::show_staging(std::vector<Rank>& to_tell) {
+  const Opening mine{plan_, region_ ? region_->id() : 0};
+  const std::span<std::byte> entry = comm_.lane_entry();
+  std::memcpy(entry.data(), &mine, sizeof mine);
+  for (Rank peer = 0; peer < comm_.world(); ++peer) {
+    const bool news = region_ && peer != comm_.rank() && comm_.transport().offer(peer, region_);
+    entry[sizeof mine + static_cast<size_t>(peer)] = std::byte{news};
+    if (news) to_tell.push_back(peer);
+  }
+  return sizeof mine + static_cast<size_t>(comm_.world());
+}
+
+const std::byte* Rounds::mapped_at(Rank peer, uint64_t region, size_t bytes) const {
+  const Span mapped = comm_.transport().map(peer, region);
+  if (mapped.bytes < bytes) throw_different(comm_.rank(), peer);
+  return mapped.data;
 }
 
 /// A message of a peer comes after what tells the transport of its staging.

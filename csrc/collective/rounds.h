@@ -10,7 +10,7 @@
 // Nobody writes into another rank's memory, so a rank that fails may use its own for something else
 // at once. With n ranks a rank has 2 n slots and maps n - 1 stagings; a round is one exchange, in
 // which each looks at n - 1 lanes, and it reads n - 1 parts and n - 1 results. So it is for the
-// ranks of a host: it needs Caps::window. Blocks only in the exchange: deadlines, dead peers and
+// ranks of a host: it needs Caps::maps. Blocks only in the exchange: deadlines, dead peers and
 // Ctrl-C are the communicator's.
 //
 // What it is not: aware of what packets hold. Called by carry().
@@ -51,6 +51,8 @@ class Rounds {
 
  private:
   void open();
+  size_t show_staging(std::vector<Rank>& to_tell);
+  const std::byte* mapped_at(Rank peer, uint64_t region, size_t bytes) const;
   void wait_for_news(std::span<const Rank> peers);
   size_t slot_offset(size_t chunk, Rank slot) const;
   std::byte* own_slot(size_t chunk, Rank slot) const;
@@ -63,6 +65,7 @@ class Rounds {
   Communicator& comm_;
   uint64_t plan_;
   size_t slot_bytes_, pitch_bytes_;
+  RegionPtr region_;  // of the slots; null without payload
   Span staging_;
   std::vector<std::byte*> staging_of_;  // by rank, as mapped here
   /// Bytes of the packets that were made in this round by slot: what this rank contributes to each

@@ -88,6 +88,7 @@ void Communicator::throw_different_calls(Rank peer) const {
 
 void Communicator::enter() {
   check_alive();
+  transport_->release_gone();
   ++call_;
   presence_->enter(call_);
   entered_at_ = moved_at_ = Clock::now();
@@ -231,7 +232,7 @@ void Communicator::take(Arrival&& arrival) {
       peer.said_bye = true;
       return;
     case MessageKind::kFailed:
-      die_of_peer(static_cast<Rank>(arrival.message.value), arrival.message.text);
+      die_of_peer(arrival.message.culprit, arrival.message.text);
     case MessageKind::kAddresses:
     case MessageKind::kReady:
     case MessageKind::kGranted:
@@ -246,11 +247,12 @@ void Communicator::take(Arrival&& arrival) {
 
 void Communicator::take_blob_part(Rank rank, const Message& message) {
   Peer& peer = peers_[rank];
-  if (message.offset != peer.partial.size() ||
-      message.value < peer.partial.size() + message.text.size())
+  const TextPart& part = message.part;
+  if (part.offset != peer.partial.size() ||
+      part.total_bytes < peer.partial.size() + message.text.size())
     die_of_peer(rank, "it sent a part of a blob out of order");
   peer.partial += message.text;
-  if (peer.partial.size() == message.value) {
+  if (peer.partial.size() == part.total_bytes) {
     peer.blobs.push_back({std::move(peer.partial), message.call});
     peer.partial.clear();
   }
@@ -260,12 +262,12 @@ void Communicator::send_blob(Rank peer, const Blob& blob) {
   Message part;
   part.kind = MessageKind::kBlob;
   part.call = call_;
-  part.value = blob.size();
+  part.part.total_bytes = blob.size();
   do {
-    part.text = blob.substr(part.offset, kMaxTextBytes);
+    part.text = blob.substr(part.part.offset, kMaxTextBytes);
     post(peer, part);
-    part.offset += part.text.size();
-  } while (part.offset < blob.size());
+    part.part.offset += part.text.size();
+  } while (part.part.offset < blob.size());
 }
 
 Blob Communicator::receive_blob(Rank peer, const std::string& doing) {

@@ -124,7 +124,7 @@ void Communicator::tell_all(Rank culprit, const std::string& reason) noexcept {
     log(LogLevel::kInfo, Subsystem::kComm, "the communicator is dead: ", death_);
     Message message;
     message.kind = MessageKind::kFailed;
-    message.value = static_cast<uint64_t>(culprit);
+    message.culprit = culprit;
     message.text = shortened(reason);
     for (Rank peer = 0; peer < world_; ++peer)
       if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, message);

@@ -66,7 +66,7 @@ class Folder {
 
 void Run::receive_contribution(int32_t id, const Message& landed) {
   if (caps().payload && routine_.options().verify)
-    compare_digests(id, landed.value, incoming_[id].base);
+    compare_digests(id, landed.digest, incoming_[id].base);
   note_received(id);
   const int32_t fold = part_of(id).feeds;
   if (--folds_[fold].missing == 0) foldable_.push_back(fold);

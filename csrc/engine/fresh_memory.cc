@@ -25,21 +25,21 @@ class Shelf {
   /// Of this process: a forked child starts with an empty one, for the thread stays behind.
   static Shelf& instance();
 
-  SegmentPtr take(const FreshMemory* owner) {
+  RegionPtr take(const FreshMemory* owner) {
     const std::lock_guard lock(mutex_);
     const auto found = find(owner);
     if (found == free_.end()) return nullptr;
-    SegmentPtr segment = std::move(found->segment);
+    RegionPtr region = std::move(found->region);
     free_.erase(found);
-    return segment;
+    return region;
   }
 
   /// Keeps one of each owner: an older one goes back to the system.
-  void put(const FreshMemory* owner, SegmentPtr segment) {
-    SegmentPtr older = take(owner);
+  void put(const FreshMemory* owner, RegionPtr region) {
+    RegionPtr older = take(owner);
     {
       const std::lock_guard lock(mutex_);
-      free_.push_back({owner, std::move(segment), Clock::now()});
+      free_.push_back({owner, std::move(region), Clock::now()});
       if (!std::exchange(clearing_, true)) std::thread([this] { clear(); }).detach();
     }
   }
@@ -47,7 +47,7 @@ class Shelf {
  private:
   struct Free {
     const FreshMemory* owner;
-    SegmentPtr segment;
+    RegionPtr region;
     Clock::time_point since;
   };
 
@@ -86,30 +86,30 @@ Shelf& Shelf::instance() {
 
 }  // namespace
 
-Lease::Lease(SegmentPtr segment, std::weak_ptr<FreshMemory> owner)
-    : segment_(std::move(segment)), owner_(std::move(owner)) {}
+Lease::Lease(RegionPtr region, std::weak_ptr<FreshMemory> owner)
+    : region_(std::move(region)), owner_(std::move(owner)) {}
 
 Lease::~Lease() {
-  if (const auto owner = owner_.lock()) owner->take_back(std::move(segment_));
+  if (const auto owner = owner_.lock()) owner->take_back(std::move(region_));
 }
 
 FreshMemory::~FreshMemory() {
   if (guard_.same_process()) Shelf::instance().take(this);
 }
 
-std::shared_ptr<Lease> FreshMemory::lend() {
+std::shared_ptr<Lease> FreshMemory::lend(const std::function<void()>& between) {
   reserve_seconds_ = 0;
-  SegmentPtr segment = Shelf::instance().take(this);
-  if (!segment) {
+  RegionPtr region = Shelf::instance().take(this);
+  if (!region) {
     const auto start = Clock::now();
-    segment = Segment::make(num_bytes_);
+    region = Region::make("destination tensors", num_bytes_, between);
     reserve_seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
   }
-  return std::make_shared<Lease>(std::move(segment), weak_from_this());
+  return std::make_shared<Lease>(std::move(region), weak_from_this());
 }
 
-void FreshMemory::take_back(SegmentPtr segment) {
-  if (guard_.same_process()) Shelf::instance().put(this, std::move(segment));
+void FreshMemory::take_back(RegionPtr region) {
+  if (guard_.same_process()) Shelf::instance().put(this, std::move(region));
 }
 
 }  // namespace hybridengine

@@ -1,6 +1,6 @@
-// FreshMemory: segments for the results of one caller, lent one at a time and used again.
+// FreshMemory: regions for the results of one caller, lent one at a time and used again.
 //
-// A segment is lent as a Lease. Whoever uses the memory holds the lease, and only the end of the
+// A region is lent as a Lease. Whoever uses the memory holds the lease, and only the end of the
 // lease makes the memory free: no count of references is ever looked at. Free memory is used again
 // by the next lend(); what nobody asks for within half a second goes back to the system, from a
 // thread of its own, so also while the caller never comes again.
@@ -9,45 +9,46 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "transport/fork_guard.h"
-#include "transport/segment.h"
+#include "transport/region.h"
 
 namespace hybridengine {
 
 class FreshMemory;
 
-/// The right to use a segment. Ends with the object.
+/// The right to use a region. Ends with the object.
 class Lease {
  public:
-  Lease(SegmentPtr segment, std::weak_ptr<FreshMemory> owner);
+  Lease(RegionPtr region, std::weak_ptr<FreshMemory> owner);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  Span span() const { return segment_->span(); }
+  Span span() const { return region_->span(); }
 
  private:
-  SegmentPtr segment_;
+  RegionPtr region_;
   std::weak_ptr<FreshMemory> owner_;
 };
 
 class FreshMemory : public std::enable_shared_from_this<FreshMemory> {
  public:
-  /// Of segments of so many bytes. Reserves nothing yet.
+  /// Of regions of so many bytes. Reserves nothing yet.
   explicit FreshMemory(size_t num_bytes) : num_bytes_(num_bytes) {}
   ~FreshMemory();
 
   /// Memory that nobody uses: what was lent before, with what is in it, or new zeros. Blocks while
-  /// new memory is reserved. Throws UsageError where there is no room.
-  std::shared_ptr<Lease> lend();
+  /// new memory is reserved. Throws as Region::make.
+  std::shared_ptr<Lease> lend(const std::function<void()>& between);
   /// How long the last lend() reserved memory.
   double reserve_seconds() const { return reserve_seconds_; }
 
  private:
   friend class Lease;
-  void take_back(SegmentPtr segment);
+  void take_back(RegionPtr region);
 
   ForkGuard guard_;
   size_t num_bytes_;

@@ -31,13 +31,13 @@ void Run::grant_places() {
     if (!in_place) continue;
     Message granted = message(MessageKind::kGranted, id);
     if (incoming.way == Way::kDirect) {
-      comm_.transport().peer_memory()->publish(segment_);
-      granted.value = segment_->id();
+      comm_.transport().offer(part_of(id).src, segment_);
+      granted.place.region = segment_->id();
     } else {
       tell_addresses(part_of(id).src);
-      granted.value = kByAddress;
-      granted.offset = routine_.tables().digest();
+      granted.addresses = routine_.tables().digest();
     }
+    granted.direct = true;
     incoming.granted = true;
     comm_.send(part_of(id).src, granted);
   }
@@ -61,8 +61,8 @@ void Run::announce_ready(int32_t id) {
   if (part.manner != Manner::kRead || routine_.in_place()[id]) return;
   tell_addresses(part.dst);
   Message ready = message(MessageKind::kReady, id);
-  ready.offset = routine_.tables().digest();
-  if (routine_.options().verify) ready.value = digest_of_source(part, nullptr);
+  ready.addresses = routine_.tables().digest();
+  if (routine_.options().verify) ready.digest = digest_of_source(part, nullptr);
   comm_.send(part.dst, ready);
 }
 
@@ -72,9 +72,9 @@ void Run::tell_addresses(Rank peer) {
   Message part;
   part.kind = MessageKind::kAddresses;
   part.plan = routine_.options().plan;
-  part.value = table->size();
-  for (; part.offset < table->size(); part.offset += part.text.size()) {
-    part.text = table->substr(part.offset, kMaxTextBytes);
+  part.part.total_bytes = table->size();
+  for (; part.part.offset < table->size(); part.part.offset += part.text.size()) {
+    part.text = table->substr(part.part.offset, kMaxTextBytes);
     comm_.send(peer, part);
   }
 }
@@ -103,7 +103,7 @@ bool Run::handle_arrivals() {
 bool Run::take(const Message& message, Rank peer) {
   if (message.kind == MessageKind::kAddresses) {
     routine_.tables().add_part(program_.src_layout(), program_.dst_layout(), peer, message.text,
-                               message.offset, message.value);
+                               message.part.offset, message.part.total_bytes);
     return true;
   }
   const bool outgoing =
@@ -115,14 +115,13 @@ bool Run::take(const Message& message, Rank peer) {
   Incoming& incoming = incoming_[id];
   switch (message.kind) {
     case MessageKind::kReady:
-      if (!routine_.tables().knows(peer, message.offset)) return false;
+      if (!routine_.tables().knows(peer, message.addresses)) return false;
       if (incoming.way != Way::kPull || incoming.granted) return true;
       incoming.granted = true;
-      pulls_.emplace_back(id, message.value);
+      pulls_.emplace_back(id, message.digest);
       return true;
     case MessageKind::kGranted:
-      if (message.value == kByAddress && !routine_.tables().knows(peer, message.offset))
-        return false;
+      if (by_address(message) && !routine_.tables().knows(peer, message.addresses)) return false;
       if (part.gate >= 0 && !folds_[part.gate].folded)
         folds_[part.gate].granted.emplace_back(id, message);
       else

@@ -34,33 +34,34 @@ void Run::send_part(int32_t id, const Message& granted) {
   const Part& part = part_of(id);
   TraceSpan span(Subsystem::kEngine, "pack");
   span.arg("bucket", part.name).arg("peer", part.dst).arg("bytes", part.num_bytes);
-  routine_.in_place()[id] = granted.value != 0;
+  routine_.in_place()[id] = granted.direct;
   Message landed = message(MessageKind::kLanded, id);
   if (caps().payload) {
     const Stopwatch watch(report_.pack_seconds);
     std::byte* window = nullptr;
-    if (granted.value == kByAddress) {
+    if (by_address(granted)) {
       write_to_peer(part);
-    } else if (granted.value != 0) {
-      place_directly(part, comm_.transport().peer_memory()->map(part.dst, granted.value));
+    } else if (granted.direct) {
+      place_directly(part, comm_.transport().map(part.dst, granted.place.region));
     } else {
-      window = slot_of_peer(part, granted.offset);
+      window = slot_of_peer(part, granted.place);
       pack(part, window);
     }
-    if (routine_.options().verify) landed.value = digest_of_source(part, window);
+    if (routine_.options().verify) landed.digest = digest_of_source(part, window);
   }
   comm_.send(part.dst, landed);
   note_sent(id);
 }
 
-std::byte* Run::slot_of_peer(const Part& part, uint64_t offset) {
-  size_t end = 0;
-  if (__builtin_add_overflow(offset, static_cast<size_t>(part.num_bytes), &end))
-    throw TransportError(
-        "a peer grants a slot that no memory has",
-        str_cat("rank ", part.dst, ", offset ", offset, ", bucket of ", part.num_bytes, " bytes"),
-        "Do all ranks run the same version?");
-  return comm_.transport().window(part.dst, end).data + offset;
+std::byte* Run::slot_of_peer(const Part& part, const RegionRef& place) {
+  const Span region = comm_.transport().map(part.dst, place.region);
+  const auto needed = static_cast<size_t>(part.num_bytes);
+  if (place.offset > region.bytes || needed > region.bytes - place.offset)
+    throw TransportError("a peer grants a slot that no memory has",
+                         str_cat("rank ", part.dst, ", offset ", place.offset, " of ", region.bytes,
+                                 ", bucket of ", needed, " bytes"),
+                         "Do all ranks run the same version?");
+  return region.data + place.offset;
 }
 
 void Run::place_directly(const Part& part, Span segment) {
@@ -94,7 +95,7 @@ void Run::receive_part(int32_t id, const Message& landed) {
     const Stopwatch watch(report_.unpack_seconds);
     std::byte* base = incoming_[id].base;
     if (slot >= 0) unpack(part, base);
-    if (routine_.options().verify) compare_digests(id, landed.value, base);
+    if (routine_.options().verify) compare_digests(id, landed.digest, base);
   }
   if (slot >= 0) {
     free_slots_.push_back(slot);

@@ -52,7 +52,7 @@ std::vector<int64_t> packed_offsets(const Layout& layout, Rank rank) {
   return offsets;
 }
 
-SegmentPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMemory> tensors) {
+RegionPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMemory> tensors) {
   const std::vector<int64_t> offsets = packed_offsets(layout, rank);
   const std::byte* start = nullptr;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -61,7 +61,7 @@ SegmentPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMem
     if (tensors[i].data - offsets[i] != start || !is_contiguous(tensors[i])) return nullptr;
   }
   if (start == nullptr) return nullptr;
-  SegmentPtr segment = Segment::containing(start, static_cast<size_t>(offsets.back()));
+  RegionPtr segment = Region::containing(start, static_cast<size_t>(offsets.back()));
   return segment && segment->span().data == start ? segment : nullptr;
 }
 

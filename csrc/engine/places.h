@@ -14,7 +14,7 @@
 
 #include "base/blob.h"
 #include "engine/memory.h"
-#include "transport/segment.h"
+#include "transport/region.h"
 
 namespace hybridengine {
 
@@ -26,7 +26,7 @@ inline constexpr int64_t kPackedAlignment = 64;
 std::vector<int64_t> packed_offsets(const Layout& layout, Rank rank);
 
 /// The segment in which `tensors` lie packed and contiguous, null where they do not.
-SegmentPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMemory> tensors);
+RegionPtr segment_of(const Layout& layout, Rank rank, std::span<const TensorMemory> tensors);
 
 /// What a rank has told its peers, and what they have told it.
 class AddressTables {

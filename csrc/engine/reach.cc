@@ -35,7 +35,7 @@ void Run::find_runs(const Part& part, Rank peer, End Copy::* mine, End Copy::* t
 template <class Act>
 void Run::reach(const Act& act) {
   try {
-    act(*comm_.transport().peer_memory());
+    act(comm_.transport());
   } catch (const TransportError&) {
     comm_.hear_reason();
     throw;
@@ -59,12 +59,12 @@ void Run::pull(const Part& part) {
   span.arg("peer", part.src).arg("bytes", part.num_bytes);
   const Stopwatch watch(report_.unpack_seconds);
   find_runs(part, part.src, &Copy::dst, &Copy::src);
-  reach([&](PeerMemory& memory) { memory.read(part.src, runs_); });
+  reach([&](Transport& memory) { memory.read(part.src, runs_); });
 }
 
 void Run::write_to_peer(const Part& part) {
   find_runs(part, part.dst, &Copy::src, &Copy::dst);
-  reach([&](PeerMemory& memory) { memory.write(part.dst, runs_); });
+  reach([&](Transport& memory) { memory.write(part.dst, runs_); });
 }
 
 }  // namespace hybridengine

@@ -35,7 +35,7 @@ Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
                      "Reduce into tensors of your own: leave the stream, or the partial layout.");
   targets_.resize(program_.num_targets());
   for (const int32_t local : aliased) targets_.at(local).aliased = true;
-  if (caps().direct && !routine_.streaming())
+  if (caps().maps && !routine_.streaming())
     segment_ = segment_of(program_.dst_layout(), comm_.rank(),
                           std::span(tensors_).subspan(program_.num_sources()));
   count_folds();
@@ -98,9 +98,7 @@ Run::Way Run::way_of(int32_t id) const {
 }
 
 /// Whether this rank and `peer` reach each other's ordinary memory.
-bool Run::reaches(Rank peer) const {
-  return caps().pull && comm_.transport().peer_memory()->readable(peer);
-}
+bool Run::reaches(Rank peer) const { return caps().pull && comm_.transport().readable(peer); }
 
 /// Folds take slots before anything else does: see the top of run.h.
 void Run::count_folds() {
@@ -118,7 +116,8 @@ void Run::count_folds() {
 void Run::make_slots(size_t count, int64_t largest_bytes) {
   if (count == 0) return;
   const size_t pitch = (static_cast<size_t>(largest_bytes) + 4095) / 4096 * 4096 + kSlotSkew;
-  const Span staging = comm_.transport().staging(count * pitch);
+  staging_ = comm_.transport().staging(count * pitch, comm_.options().between);
+  const Span staging = staging_ ? staging_->span() : Span{};
   report_.staging_bytes = static_cast<int64_t>(staging.bytes);
   for (size_t slot = 0; slot < count; ++slot) {
     slot_offset_.push_back(slot * pitch);
@@ -198,7 +197,8 @@ void Run::grant_slot(const SlotUser& user) {
     incoming_[id].base = slots_[slot] == nullptr ? nullptr : slots_[slot] + within;
     incoming_[id].granted = true;
     Message granted = message(MessageKind::kGranted, id);
-    granted.offset = slot_offset_[slot] + within;
+    granted.place = {staging_ ? staging_->id() : 0, slot_offset_[slot] + within};
+    if (staging_) comm_.transport().offer(part_of(id).src, staging_);
     comm_.send(part_of(id).src, granted);
   };
   if (user.fold < 0) return grant(user.part);

@@ -64,8 +64,10 @@ class Run {
   const Report& report() const { return report_; }
 
  private:
-  /// In a grant, in the place of a segment: the tensors lie where the table of addresses says.
-  static constexpr uint64_t kByAddress = UINT64_MAX;
+  /// Whether a grant names the final places by the granter's table of addresses.
+  static bool by_address(const Message& granted) {
+    return granted.direct && granted.place.region == 0;
+  }
 
   enum class Way : uint8_t { kSlot, kDirect, kWritten, kPull };
   struct Incoming {
@@ -132,7 +134,7 @@ class Run {
   uint64_t digest_of_source(const Part& part, const std::byte* window) const;
   void compare_digests(int32_t id, uint64_t theirs, const std::byte* slot);
   void copy_within(const Copy& copy);
-  std::byte* slot_of_peer(const Part& part, uint64_t offset);
+  std::byte* slot_of_peer(const Part& part, const RegionRef& place);
   StridedEnd at(const End& end) const;
 
   // fold.cc: what comes together from several ranks
@@ -158,7 +160,7 @@ class Run {
   Routine& routine_;
   std::vector<TensorMemory> tensors_;  // as program.h counts them
   const Program& program_;
-  SegmentPtr segment_;  // that holds all targets, or null
+  RegionPtr segment_;  // that holds all targets, or null
   bool started_ = false;
 
   std::vector<Incoming> incoming_;   // by part
@@ -169,6 +171,7 @@ class Run {
   size_t folded_ = 0;
   std::vector<SlotUser> slot_users_;  // in the order in which they get slots
   size_t next_slot_user_ = 0, slots_landed_ = 0;
+  RegionPtr staging_;              // of the slots; null without payload
   std::vector<std::byte*> slots_;  // base addresses
   std::vector<size_t> slot_offset_;
   std::vector<int32_t> free_slots_;

@@ -44,13 +44,6 @@ void throw_already_connected() {
                    "Make a new communicator.");
 }
 
-void throw_small_window(Rank peer, size_t wanted_bytes, size_t staged_bytes) {
-  throw UsageError(
-      "a window is larger than the staging behind it",
-      str_cat("rank ", peer, " staged ", staged_bytes, " bytes, ", wanted_bytes, " wanted"),
-      "The peer calls staging() and says so in a message first.");
-}
-
 void throw_missing(const char* transport, std::span<const Rank> missing, double waited_s) {
   std::string ranks;
   for (const Rank rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);

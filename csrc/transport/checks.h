@@ -20,8 +20,6 @@ void check_peer(Rank peer, Rank rank, int32_t world);
 void check_message(const Message& message);
 [[noreturn]] void throw_not_connected(Rank peer);
 [[noreturn]] void throw_already_connected();
-/// `wanted` bytes of a window, `staged` by the peer.
-[[noreturn]] void throw_small_window(Rank peer, size_t wanted_bytes, size_t staged_bytes);
 /// "ranks 2, 5 did not connect ..." for the ranks in `missing`.
 [[noreturn]] void throw_missing(const char* transport, std::span<const Rank> missing,
                                 double waited_s);

@@ -4,9 +4,10 @@
 // arrives from poll() as an Arrival of kind kLost. A transport knows ranks, memory and messages; it
 // does not know plans, buckets or tensors (engine/), nor deadlines and agreement (comm/).
 //
-// Payload: each rank offers *staging* memory. Where Caps::window, a peer's staging is mapped here
-// and the sender writes straight into it, then sends a message that says so: a message never
-// overtakes bytes written before it. Other transports get put() with their first implementation.
+// Payload: a rank *offers* a region of its memory to the peers that are to write into it. Where
+// Caps::maps, they find it mapped and write straight into it, then send a message that says so: a
+// message never overtakes bytes written before it. Where Caps::pull, a peer's ordinary memory may
+// be read.
 //
 // Threads: send(), poll() and everything else belong to one thread at a time; board() may be read,
 // and the own board written, from any thread.
@@ -25,7 +26,8 @@
 #include "base/rank.h"
 #include "base/span.h"
 #include "transport/lane.h"
-#include "transport/peer_memory.h"
+#include "transport/message.h"
+#include "transport/region.h"
 
 namespace hybridengine {
 
@@ -41,48 +43,21 @@ struct Board {
   Lane lane;
 };
 
-enum class MessageKind : uint32_t {
-  kBlob,       // part of a blob (comm)
-  kAddresses,  // engine: part of a table of addresses, as text; `offset` of `value` bytes
-  kReady,      // engine: bucket may be read where it lies; `offset` is the digest of the addresses
-  kGranted,    // engine: bucket may be written: to its places in segment `value`, or, where that is
-               // 0, at `offset` of my staging
-  kLanded,     // engine: bucket's bytes are there; `value` is their digest when verifying
-  kReleased,   // engine: bucket has been read
-  kFailed,     // comm: the sender has failed; text follows as a blob part
-  kBye,        // the sender closes in an orderly way
-};
-
-/// A message is small and of fixed size; `text` (at most kMaxTextBytes) rides along when not empty.
-struct Message {
-  MessageKind kind = MessageKind::kBlob;
-  uint32_t bucket = 0;
-  uint64_t call = 0;
-  uint64_t offset = 0;
-  uint64_t value = 0;
-  uint64_t plan = 0;  // engine: digest of the schedule that this message belongs to
-  std::string text;
-};
-
-inline constexpr size_t kMaxTextBytes = 32 << 10;
-
-/// Something that came out of poll(): a message, or the loss of a peer.
-struct Arrival {
-  enum class Kind : uint8_t { kMessage, kLost };
-  Kind kind = Kind::kMessage;
-  Rank peer = 0;
-  Message message;
-  std::string reason;  // of a loss: "process 4711 died"
-};
-
 /// What a transport can do. Data, not methods that throw.
 struct Caps {
-  bool window = false;     // peers' staging is mapped: write there
-  bool direct = false;     // peers' segments are mapped: final places may be written
-  bool pull = false;       // peers' ordinary memory may be readable: PeerMemory::readable says
+  bool maps = false;       // offered regions are mapped: write there
+  bool pull = false;       // peers' ordinary memory may be readable: readable() says
   bool processes = false;  // reaches other processes (loopback and null do not)
   bool payload = true;     // false: bytes are accounted for, not moved (null)
   bool page = true;        // peers' boards are mapped, lanes too: false where only messages go
+};
+
+/// Bytes at `address` of the peer's address space, and those at `local` that they go to or come
+/// from.
+struct RemoteRun {
+  uint64_t address = 0;
+  std::byte* local = nullptr;
+  size_t bytes = 0;
 };
 
 class Transport {
@@ -102,15 +77,32 @@ class Transport {
                        std::chrono::steady_clock::time_point deadline,
                        const std::function<void()>& between) = 0;
 
-  /// Receive memory of at least `bytes`, visible to the peers from their next window() on. Asking
-  /// again for no more gives the same memory; asking for more gives new memory without the old
-  /// bytes, and ends the spans that staging(), and the peers' window(), gave before. Never shrinks.
-  /// Throws UsageError when the machine has no room (it is reserved here, not at first touch).
-  virtual Span staging(size_t bytes) = 0;
+  /// This rank's receive memory, at least `bytes`, kept from call to call. Asking again for no
+  /// more gives the same region; asking for more gives a new one without the old bytes, and lets go
+  /// of the old one. Null without Caps::payload, or for no bytes. Throws as Region::make.
+  RegionPtr staging(size_t bytes, const std::function<void()>& between);
 
-  /// The peer's staging, at least `bytes` of it, as mapped here. Only with Caps::window. The peer
-  /// has called staging() before and said so in a message.
-  virtual Span window(Rank peer, size_t bytes) = 0;
+  /// Lets `peer`, which will take part in this call, write into `region`: messages sent to it later
+  /// may name its number. Again: nothing. Nothing waits for ranks that no region is offered to.
+  virtual bool offer(Rank peer, const RegionPtr& region) = 0;
+
+  /// The region that `peer` has offered, as mapped here, until its owner is gone or has let go of
+  /// it. Only with Caps::maps. Throws TransportError where the peer has not offered it.
+  virtual Span map(Rank peer, uint64_t region) = 0;
+
+  /// Lets go of regions that their owners have let go of. At the start of each call.
+  virtual void release_gone() = 0;
+
+  /// Whether this rank may read and write the ordinary memory of `peer`: tried once, when first
+  /// asked.
+  virtual bool readable(Rank peer) = 0;
+
+  /// Copies from the peer's memory, which must stay as it is meanwhile. Blocks for the copy only.
+  /// Throws TransportError where the peer is gone or the addresses are not its own.
+  virtual void read(Rank peer, std::span<const RemoteRun> runs) = 0;
+  /// The same in the other direction: cheaper than read() where many short runs lie here and few
+  /// long ones there, for runs that follow each other on one side count once there.
+  virtual void write(Rank peer, std::span<const RemoteRun> runs) = 0;
 
   /// Queues a message. Messages to one peer arrive in order, exactly once.
   virtual void send(Rank peer, const Message& message) = 0;
@@ -122,11 +114,11 @@ class Transport {
   /// Appends what has arrived, waiting up to `timeout` for the first. Flushes queued messages.
   virtual void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) = 0;
 
-  /// Access to peers' segments and memory; nullptr without Caps::direct and Caps::pull.
-  virtual PeerMemory* peer_memory() { return nullptr; }
-
   /// The board of a rank (own or peer), valid while this object lives; nullptr before connect().
   virtual Board* board(Rank rank) = 0;
+
+ private:
+  RegionPtr staging_;
 };
 
 }  // namespace hybridengine

@@ -73,6 +73,6 @@ def empty(layout: Layout, rank: int) -> dict[str, Any]:
         return {}
     rows = layout.locals(rank)
     offsets = _core.packed_offsets(layout.core, rank)
-    segment = _core.Segment(max(offsets[-1], 1))
+    segment = _core.Region(max(offsets[-1], 1))
     tensors = memory.in_segment(segment, rows, offsets)
     return {name: tensor for (name, _, _), tensor in zip(rows, tensors, strict=True)}

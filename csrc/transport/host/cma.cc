@@ -102,14 +102,13 @@ class CmaTransport : public ShmTransport {
       : ShmTransport(rank, world, group), tried_(world, Tried::kNo) {
     if (yama_scope() == 1) ::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0);
     probe_value_ = std::random_device{}();
-    own_board()->probe_address = reinterpret_cast<uint64_t>(&probe_value_);
-    own_board()->probe_value = probe_value_;
+    own_board().board.probe_address = reinterpret_cast<uint64_t>(&probe_value_);
+    own_board().board.probe_value = probe_value_;
   }
 
   const char* name() const override { return kCma.name; }
   const Caps& caps() const override { return kCma.caps; }
 
- protected:
   bool readable(Rank peer) override {
     if (tried_[peer] == Tried::kNo) tried_[peer] = try_to_read(peer) ? Tried::kGood : Tried::kBad;
     return tried_[peer] == Tried::kGood;
@@ -206,7 +205,7 @@ class CmaTransport : public ShmTransport {
 constinit const TransportEntry kCma{
     .name = "cma",
     .summary = "processes of one host: shared memory, and reading the sender's memory",
-    .caps = {.window = true, .direct = true, .pull = true, .processes = true},
+    .caps = {.maps = true, .pull = true, .processes = true},
     .probe =
         [] {
           const Probe shm = kShm.probe();

@@ -15,17 +15,6 @@
 namespace hybridengine {
 namespace {
 
-struct Header {
-  uint32_t kind = 0;
-  uint32_t bucket = 0;
-  uint64_t call = 0;
-  uint64_t offset = 0;
-  uint64_t value = 0;
-  uint64_t plan = 0;
-  uint64_t text_bytes = 0;
-};
-static_assert(sizeof(Header) == 48);
-
 // Room for several frames of the largest size; the kernel's default on small systems is less.
 constexpr int kSendBufferBytes = 512 << 10;
 constexpr int kBacklog = 4096;  // ranks that connect at the same moment; the kernel may cut it
@@ -71,11 +60,6 @@ std::string unguessable_name() {
   return name;
 }
 
-bool known(uint32_t kind) {
-  return kind <= static_cast<uint32_t>(MessageKind::kBye) ||
-         (kind >= static_cast<uint32_t>(kHello) && kind <= static_cast<uint32_t>(kSegmentGone));
-}
-
 /// Owns the descriptors that came with `head`; keeps the first.
 Fd take_passed(msghdr& head, size_t& count) {
   Fd first;
@@ -93,24 +77,14 @@ Fd take_passed(msghdr& head, size_t& count) {
 }
 
 /// Why a datagram is no frame; "" when it is one.
-std::string fault(const Header& header, size_t bytes, int flags, size_t num_fds) {
-  if (flags & (MSG_TRUNC | MSG_CTRUNC)) return "a message longer than any";
+std::string fault(const FrameHeader& header, size_t bytes, int flags, size_t num_fds) {
+  if (flags & MSG_TRUNC) return "a message longer than any";
   if (bytes < sizeof header) return str_cat("a message of ", bytes, " bytes");
-  if (!known(header.kind)) return str_cat("a message of kind ", header.kind);
+  if (!known_kind(header.kind)) return str_cat("a message of kind ", header.kind);
   if (header.text_bytes != bytes - sizeof header)
     return str_cat("a text of ", bytes - sizeof header, " bytes said to have ", header.text_bytes);
   if (num_fds > 1) return str_cat(num_fds, " descriptors at once");
   return "";
-}
-
-Message message_of(const Header& header, const char* text) {
-  return {MessageKind{header.kind},
-          header.bucket,
-          header.call,
-          header.offset,
-          header.value,
-          header.plan,
-          std::string(text, header.text_bytes)};
 }
 
 }  // namespace
@@ -157,14 +131,9 @@ Fd accept_from(const Fd& listener) {
   }
 }
 
-Sent send_frame(const Fd& socket, const Message& message, const Fd* passed) {
-  Header header{static_cast<uint32_t>(message.kind),
-                message.bucket,
-                message.call,
-                message.offset,
-                message.value,
-                message.plan,
-                message.text.size()};
+Sent send_frame(const Fd& socket, const Message& message, uint64_t after, const Fd* passed) {
+  FrameHeader header = header_of(message);
+  header.after = after;
   iovec parts[2] = {{&header, sizeof header},
                     {const_cast<char*>(message.text.data()), message.text.size()}};
   msghdr head{};
@@ -188,15 +157,15 @@ Sent send_frame(const Fd& socket, const Message& message, const Fd* passed) {
       throw TransportError("this system does not let a message through",
                            str_cat(sizeof header + message.text.size(), " bytes"),
                            "Raise net.core.wmem_max to at least 65536.");
-    const bool full =
-        error == EAGAIN || error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
+    if (error == ETOOMANYREFS) return Sent::kCrowded;
+    const bool full = error == EAGAIN || error == ENOBUFS || error == ENOMEM;
     return full ? Sent::kFull : Sent::kBroken;
   }
   return Sent::kDone;
 }
 
 Received receive_frame(const Fd& socket) {
-  char buffer[sizeof(Header) + kMaxTextBytes];
+  char buffer[sizeof(FrameHeader) + kMaxTextBytes];
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))];
   iovec part{buffer, sizeof buffer};
   // A peer that closes with unread messages leaves one ECONNRESET ahead of what it had sent.
@@ -207,21 +176,27 @@ Received receive_frame(const Fd& socket) {
     head.msg_control = control;
     head.msg_controllen = sizeof control;
     const ssize_t count = ::recvmsg(socket.get(), &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (count == 0) return {Received::Kind::kClosed, {}, {}, ""};
+    if (count == 0) return {Received::Kind::kClosed, {}, {}, "", 0};
     if (count < 0) {
       if (errno == EINTR || (errno == ECONNRESET && resets++ == 0)) continue;
       const bool nothing = errno == EAGAIN;
-      return {nothing ? Received::Kind::kNothing : Received::Kind::kClosed, {}, {}, ""};
+      return {nothing ? Received::Kind::kNothing : Received::Kind::kClosed, {}, {}, "", 0};
     }
     size_t num_fds = 0;
     Fd passed = take_passed(head, num_fds);
-    Header header;
+    FrameHeader header;
     const auto bytes = static_cast<size_t>(count);
     std::memcpy(&header, buffer, std::min(bytes, sizeof header));
     const std::string reason = fault(header, bytes, head.msg_flags, num_fds);
-    if (!reason.empty()) return {Received::Kind::kNonsense, {}, {}, reason};
-    return {Received::Kind::kFrame, message_of(header, buffer + sizeof header), std::move(passed),
-            ""};
+    if (!reason.empty()) return {Received::Kind::kNonsense, {}, {}, reason, 0};
+    if (head.msg_flags & MSG_CTRUNC)
+      return {Received::Kind::kNoDescriptor,
+              {},
+              {},
+              "memory, and here no descriptor is left for it",
+              0};
+    const std::string_view text(buffer + sizeof header, header.text_bytes);
+    return {Received::Kind::kFrame, message_of(header, text), std::move(passed), "", header.after};
   }
 }
 

@@ -10,15 +10,9 @@
 #include <string>
 
 #include "transport/host/fd.h"
-#include "transport/transport.h"
+#include "transport/host/frame.h"
 
 namespace hybridengine {
-
-// Kinds that never leave a transport.
-inline constexpr MessageKind kHello{0x100};    // bucket: rank, call: world, text: group; a board
-inline constexpr MessageKind kStaging{0x101};  // value: its bytes; the memory
-inline constexpr MessageKind kSegment{0x102};  // offset: its number, value: its bytes; the memory
-inline constexpr MessageKind kSegmentGone{0x103};  // offset: its number
 
 /// A listener whose name nobody can guess and which no file system shows.
 struct Listener {
@@ -38,17 +32,21 @@ Connected connect_to(const std::string& name);
 /// The next one who knocks; empty when nobody does. Throws TransportError when out of descriptors.
 Fd accept_from(const Fd& listener);
 
-enum class Sent { kDone, kFull, kBroken };
-/// kFull: try again when the socket is writable. kBroken: nobody will read it. Throws
-/// TransportError when this system does not let a frame of that size through at all.
-Sent send_frame(const Fd& socket, const Message& message, const Fd* passed);
+enum class Sent { kDone, kFull, kCrowded, kBroken };
+/// kFull: try again when the socket is writable. kCrowded: the descriptors of this user that no
+/// receiver has taken yet are as many as it may have open; try again a little later. kBroken:
+/// nobody will read it. Throws TransportError when this system does not let a frame of that size
+/// through at all.
+Sent send_frame(const Fd& socket, const Message& message, uint64_t after, const Fd* passed);
 
 struct Received {
-  enum class Kind { kFrame, kNothing, kClosed, kNonsense };
+  /// kNoDescriptor: one came with it, and this process may not have any more.
+  enum class Kind { kFrame, kNothing, kClosed, kNonsense, kNoDescriptor };
   Kind kind = Kind::kNothing;
   Message message;
   Fd passed;
-  std::string reason;  // of nonsense
+  std::string reason;  // of the last two
+  uint64_t after = 0;  // see FrameHeader
 };
 Received receive_frame(const Fd& socket);
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <new>
 #include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "transport/checks.h"
@@ -20,6 +21,11 @@ namespace {
 constexpr int kMaxFrames = 256;
 // A killed process closes its sockets a little before it counts as ended.
 constexpr milliseconds kDeathPatience{100};
+// While mailboxes bring something, sockets are looked at this often: each look is a system call.
+constexpr std::chrono::microseconds kSocketPatience{50};
+// How long mailboxes are looked at before this rank sleeps at its sockets: some hops between ranks
+// that run, far less than a time slice.
+constexpr std::chrono::microseconds kMailPatience{30};
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a board lives in shared memory");
 
@@ -35,8 +41,8 @@ ShmTransport::ShmTransport(Rank rank, int32_t world, const std::string& group)
     throw UsageError("the name of a group is too long", str_cat(group.size(), " bytes"),
                      str_cat("Use at most ", kMaxTextBytes, "."));
   listener_ = listen_unguessable();
-  board_ = make_sealed_memory("board", sizeof(Board));
-  new (board_.memory.data()) Board;
+  board_ = make_sealed_memory_partly("board", BoardFile::bytes(world), sizeof(BoardFile));
+  new (board_.memory.data()) BoardFile;
 }
 
 ShmTransport::~ShmTransport() {
@@ -80,13 +86,15 @@ void ShmTransport::connect(std::span<const Blob> addresses, Clock::time_point de
 
 void ShmTransport::finish_connect() {
   epoll_.open();
-  board_.fd.reset();
-  const auto staging = std::make_shared<const Fd>(std::move(staging_.fd));
   for (Rank rank = 0; rank < world_; ++rank) {
     if (!peers_[rank].socket) continue;
     epoll_.add(peers_[rank].socket.get(), socket_tag(rank));
+    auto* mine = reinterpret_cast<MailPage*>(board_.memory.data() + BoardFile::page_at(rank));
+    const std::byte* theirs = peers_[rank].board.data();
+    peers_[rank].mail.locate(mine,
+                             reinterpret_cast<const MailPage*>(theirs + BoardFile::page_at(rank_)),
+                             &reinterpret_cast<const BoardFile*>(theirs)->bell);
     if (peers_[rank].process.fd() >= 0) epoll_.add(peers_[rank].process.fd(), process_tag(rank));
-    if (*staging) post_staging(rank, staging);
   }
   connected_.store(true, std::memory_order_release);
 }
@@ -99,37 +107,12 @@ ShmPeer& ShmTransport::peer_of(Rank peer) {
   return peers_[peer];
 }
 
-Span ShmTransport::staging(size_t bytes) {
-  guard_.check(name());
-  if (bytes <= staging_.memory.bytes()) return staging_.memory.span();
-  staging_ = make_sealed_memory("staging", bytes);
-  if (connected_.load(std::memory_order_relaxed)) {
-    const auto memory = std::make_shared<const Fd>(std::move(staging_.fd));
-    for (Rank rank = 0; rank < world_; ++rank) {
-      if (peers_[rank].socket) post_staging(rank, memory);
-    }
-  }
-  return staging_.memory.span();
-}
-
-void ShmTransport::post_staging(Rank rank, const std::shared_ptr<const Fd>& memory) {
-  post(rank, {kStaging, 0, 0, 0, staging_.memory.bytes(), 0, {}}, memory);
-}
-
-Span ShmTransport::window(Rank rank, size_t bytes) {
-  ShmPeer& peer = peer_of(rank);
-  if (peer.staged_bytes < bytes) throw_small_window(rank, bytes, peer.staged_bytes);
-  if (peer.staged) {
-    peer.window = Mapping::shared(peer.staged, peer.staged_bytes, Mapping::Access::kReadWrite);
-    peer.staged.reset();
-  }
-  return peer.window.span();
-}
-
 void ShmTransport::send(Rank peer, const Message& message) {
   peer_of(peer);
   check_message(message);
+  if (put_mail(peer, message)) return;
   post(peer, message, nullptr);
+  open_mailbox(peer);
 }
 
 /// Sends, or queues behind what is queued already. Drops what is meant for a lost peer: its loss is
@@ -137,22 +120,27 @@ void ShmTransport::send(Rank peer, const Message& message) {
 void ShmTransport::post(Rank rank, const Message& message, std::shared_ptr<const Fd> passed) {
   ShmPeer& peer = peers_[rank];
   if (!peer.socket) return;
-  if (peer.outbox.empty()) {
-    if (send_frame(peer.socket, message, passed.get()) != Sent::kFull) return;
-    epoll_.want_writable(peer.socket.get(), socket_tag(rank), true);
-  }
-  peer.outbox.push_back({message, std::move(passed)});
+  ++peer.frames_posted;
+  peer.outbox.push_back({message, std::move(passed), peer.mail.num_put()});
+  if (peer.outbox.size() == 1) flush(rank);
 }
 
 void ShmTransport::flush(Rank rank) {
   ShmPeer& peer = peers_[rank];
-  if (peer.outbox.empty()) return;
+  Sent sent = Sent::kDone;
   while (!peer.outbox.empty()) {
     const ShmPeer::Outgoing& next = peer.outbox.front();
-    if (send_frame(peer.socket, next.message, next.passed.get()) == Sent::kFull) return;
+    sent = send_frame(peer.socket, next.message, next.after, next.passed.get());
+    if (sent == Sent::kFull || sent == Sent::kCrowded) break;
     peer.outbox.pop_front();
   }
-  epoll_.want_writable(peer.socket.get(), socket_tag(rank), false);
+  if (sent == Sent::kCrowded)
+    crowded_.insert(rank);
+  else
+    crowded_.erase(rank);
+  const bool full = sent == Sent::kFull;
+  if (std::exchange(peer.waits_for_room, full) != full)
+    epoll_.want_writable(peer.socket.get(), socket_tag(rank), full);
 }
 
 bool ShmTransport::sent_all(Rank peer) const {
@@ -165,11 +153,28 @@ void ShmTransport::poll(std::vector<Arrival>& arrivals, std::chrono::microsecond
   const size_t before = arrivals.size();
   const auto until =
       Clock::now() + std::min<std::chrono::microseconds>(timeout, std::chrono::hours(1));
-  for (;;) {
-    handle_events(arrivals);
+  take_mail(arrivals);
+  if (arrivals.size() > before && Clock::now() - looked_at_ < kSocketPatience) return;
+  for (bool looked = false;; looked = true) {
+    look_at_sockets(arrivals);
     const auto left = until - Clock::now();
     if (arrivals.size() > before || left <= Clock::duration::zero()) return;
-    epoll_.wait(left);
+    if (looked || !look_for_mail(std::min<Clock::duration>(left, kMailPatience))) sleep(left);
+  }
+}
+
+void ShmTransport::look_at_sockets(std::vector<Arrival>& arrivals) {
+  handle_events(arrivals);
+  flush_crowded();
+  looked_at_ = Clock::now();
+  take_mail(arrivals);  // also what came before something that the sockets brought
+}
+
+/// What waits because too many descriptors were under way.
+void ShmTransport::flush_crowded() {
+  for (auto rank = crowded_.begin(); rank != crowded_.end();) {
+    const Rank next = *rank++;
+    flush(next);  // may erase it
   }
 }
 
@@ -181,6 +186,7 @@ void ShmTransport::handle_events(std::vector<Arrival>& arrivals) {
     if (!peer.socket) continue;  // lost by an earlier event
     if (event.data.u64 == process_tag(rank)) {
       receive(rank, std::numeric_limits<int>::max(), arrivals);
+      take_mail_of(rank, kAllMail, arrivals);
       if (peer.socket) lose(rank, why_closed(peer), arrivals);
       continue;
     }
@@ -195,25 +201,43 @@ void ShmTransport::receive(Rank rank, int limit, std::vector<Arrival>& arrivals)
     Received frame = receive_frame(peer.socket);
     if (frame.kind == Received::Kind::kNothing) return;
     if (frame.kind == Received::Kind::kFrame) take(rank, frame, arrivals);
-    if (frame.kind == Received::Kind::kClosed) lose(rank, why_closed(peer), arrivals);
+    if (frame.kind == Received::Kind::kClosed) {
+      take_mail_of(rank, kAllMail, arrivals);
+      lose(rank, why_closed(peer), arrivals);
+    }
     if (frame.kind == Received::Kind::kNonsense)
       lose(rank, str_cat("process ", peer.process.pid(), " sent ", frame.reason), arrivals);
+    if (frame.kind == Received::Kind::kNoDescriptor)
+      lose(rank,
+           str_cat("process ", peer.process.pid(), " sent ", frame.reason,
+                   "; raise the limit on open files (ulimit -n)"),
+           arrivals);
   }
 }
 
 void ShmTransport::take(Rank rank, Received& frame, std::vector<Arrival>& arrivals) {
   ShmPeer& peer = peers_[rank];
-  if (frame.message.kind == kHello)
-    return lose(rank, str_cat("process ", peer.process.pid(), " sent a second hello"), arrivals);
-  if (frame.message.kind <= MessageKind::kBye) {
-    peer.said_bye |= frame.message.kind == MessageKind::kBye;
-    arrivals.emplace_back().peer = rank;
-    arrivals.back().message = std::move(frame.message);
-    return;
+  take_mail_of(rank, frame.after, arrivals);  // what was sent before
+  ++peer.frames_taken;
+  if (frame.message.kind <= MessageKind::kBye)
+    return deliver(rank, std::move(frame.message), arrivals);
+  std::string fault;
+  if (frame.message.kind == kHello) fault = "a second hello";
+  if (frame.message.kind == kMailbox && !std::exchange(peer.mail.heard, true)) {
+    talking_.push_back(rank);
+    open_mailbox(rank);
   }
-  const std::string fault = take_memory(peer, frame);
+  if (frame.message.kind == kRegion)
+    if (const std::string bad = take_region(peer, frame); !bad.empty())
+      fault = str_cat("bad memory: ", bad);
   if (!fault.empty())
-    lose(rank, str_cat("process ", peer.process.pid(), " sent bad memory: ", fault), arrivals);
+    lose(rank, str_cat("process ", peer.process.pid(), " sent ", fault), arrivals);
+}
+
+void ShmTransport::deliver(Rank rank, Message&& message, std::vector<Arrival>& arrivals) {
+  peers_[rank].said_bye |= message.kind == MessageKind::kBye;
+  arrivals.emplace_back().peer = rank;
+  arrivals.back().message = std::move(message);
 }
 
 std::string ShmTransport::why_closed(const ShmPeer& peer) const {
@@ -228,6 +252,9 @@ void ShmTransport::lose(Rank rank, const std::string& reason, std::vector<Arriva
   peer.socket.reset();
   peer.process.forget();
   peer.outbox.clear();
+  crowded_.erase(rank);
+  std::erase(talking_, rank);
+  peer.regions.clear();
   Arrival& loss = arrivals.emplace_back();
   loss.kind = Arrival::Kind::kLost;
   loss.peer = rank;
@@ -245,7 +272,7 @@ extern const TransportEntry kShm;
 constinit const TransportEntry kShm{
     .name = "shm",
     .summary = "processes of one host, through shared memory",
-    .caps = {.window = true, .direct = true, .processes = true},
+    .caps = {.maps = true, .processes = true},
     .probe =
         [] {
           std::string missing = sealed_memory_missing();

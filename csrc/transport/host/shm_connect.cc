@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/checks.h"
+#include "transport/host/board_file.h"
 #include "transport/host/sealed_memory.h"
 
 namespace hybridengine {
@@ -30,6 +31,12 @@ constexpr const char* kSeeItsLog = "See its log.";
 
 void check_identity(Rank rank, const ucred& found, const ShmAddress& wanted) {
   if (found.pid != wanted.pid || found.uid != wanted.uid) refuse_identity(rank, found, wanted);
+}
+
+void require_descriptor(const Received& hello) {
+  if (hello.kind != Received::Kind::kNoDescriptor) return;
+  throw TransportError("cannot connect to another rank", "no descriptor is left in this process",
+                       "Raise the limit on open files (ulimit -n).");
 }
 
 }  // namespace
@@ -83,8 +90,10 @@ void Handshake::knock_at(Rank rank) {
                                  std::strerror(made.error)),
                          kSeeItsLog);
   check_identity(rank, credentials(made.socket), addresses_[rank]);
-  send_hello(rank, made.socket);
-  knocking_[rank] = std::move(made.socket);
+  if (send_hello(made.socket))
+    knocking_[rank] = std::move(made.socket);
+  else
+    busy_ = true;
 }
 
 void Handshake::let_in() {
@@ -124,13 +133,19 @@ void Handshake::hear_guests() {
 
 /// True when there is nothing more to expect from this guest: it is connected, or sent nonsense.
 bool Handshake::hear(Guest& guest) {
-  Received hello = receive_frame(guest.socket);
-  if (hello.kind == Received::Kind::kNothing) return false;
-  if (hello.kind != Received::Kind::kFrame || hello.message.kind != kHello) return true;
-  greet(guest, hello);
-  const auto rank = static_cast<Rank>(hello.message.bucket);
-  send_hello(rank, guest.socket);
-  peers_[rank].socket = std::move(guest.socket);
+  if (guest.rank < 0) {
+    Received hello = receive_frame(guest.socket);
+    if (hello.kind == Received::Kind::kNothing) return false;
+    require_descriptor(hello);
+    if (hello.kind != Received::Kind::kFrame || hello.message.kind != kHello) return true;
+    greet(guest, hello);
+    guest.rank = static_cast<Rank>(hello.message.bucket);
+  }
+  if (!send_hello(guest.socket)) {
+    busy_ = true;
+    return false;
+  }
+  peers_[guest.rank].socket = std::move(guest.socket);
   return true;
 }
 
@@ -169,15 +184,17 @@ void Handshake::hear_hosts() {
 
 void Handshake::admit(Rank rank, Received& hello) {
   check_hello(rank, hello);
-  const std::string fault = sealed_memory_fault(hello.passed, sizeof(Board));
+  const size_t bytes = BoardFile::bytes(peers_.size());
+  const std::string fault = sealed_memory_fault(hello.passed, bytes);
   if (!fault.empty())
     throw TransportError(str_cat("rank ", rank, " sent nonsense"), str_cat("its board: ", fault),
                          kSeeItsLog);
-  peers_[rank].board = Mapping::shared(hello.passed, sizeof(Board), Mapping::Access::kRead);
+  peers_[rank].board = Mapping::shared(hello.passed, bytes, Mapping::Access::kRead);
 }
 
 void Handshake::check_hello(Rank rank, const Received& hello) const {
   const Message& message = hello.message;
+  require_descriptor(hello);
   if (hello.kind != Received::Kind::kFrame || message.kind != kHello)
     throw TransportError(str_cat("rank ", rank, " sent nonsense"),
                          hello.reason.empty() ? "no hello" : hello.reason, kSeeItsLog);
@@ -199,13 +216,15 @@ void Handshake::require_living() const {
   }
 }
 
-void Handshake::send_hello(Rank rank, const Fd& socket) const {
-  const Message hello{kHello,     static_cast<uint32_t>(self_.rank), peers_.size(), 0, 0, 0,
-                      self_.group};
-  if (send_frame(socket, hello, self_.board) == Sent::kFull)
-    throw TransportError(str_cat("cannot greet rank ", rank),
-                         "the kernel has no room for a message",
-                         "Raise the limit on open files (ulimit -n).");
+/// False where the kernel has no room for it yet: the boards of others are under way.
+bool Handshake::send_hello(const Fd& socket) const {
+  Message hello;
+  hello.kind = kHello;
+  hello.bucket = static_cast<uint32_t>(self_.rank);
+  hello.call = peers_.size();
+  hello.text = self_.group;
+  const Sent sent = send_frame(socket, hello, 0, self_.board);
+  return sent != Sent::kFull && sent != Sent::kCrowded;
 }
 
 std::vector<Rank> Handshake::missing() const {

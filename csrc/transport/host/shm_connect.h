@@ -36,9 +36,10 @@ class Handshake {
   void run(std::chrono::steady_clock::time_point deadline, const std::function<void()>& between);
 
  private:
-  struct Guest {  // has knocked, and not said its hello yet
+  struct Guest {  // has knocked
     Fd socket;
     int pid = 0;
+    Rank rank = -1;  // once it has said its hello, and waits for ours
   };
 
   void watch_processes();
@@ -52,7 +53,7 @@ class Handshake {
   void admit(Rank rank, Received& hello);
   void check_hello(Rank rank, const Received& hello) const;
   void require_living() const;
-  void send_hello(Rank rank, const Fd& socket) const;
+  bool send_hello(const Fd& socket) const;
   std::vector<Rank> missing() const;
   void wait(std::chrono::milliseconds patience) const;
   bool is_expected(const ucred& who) const;

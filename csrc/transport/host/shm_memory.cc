@@ -1,4 +1,4 @@
-// The part of shm that concerns memory beyond messages: staging and segments that peers pass.
+// The part of shm that concerns memory: regions that peers pass to those who write into them.
 #include <algorithm>
 
 #include "base/error.h"
@@ -6,58 +6,44 @@
 
 namespace hybridengine {
 
-/// Keeps what came with a frame; "" or what is wrong with it.
-std::string ShmTransport::take_memory(ShmPeer& peer, Received& frame) {
-  if (frame.message.kind == kSegmentGone) {
-    peer.segments.erase(frame.message.offset);
-    return "";
-  }
-  const std::string fault = sealed_memory_fault(frame.passed, frame.message.value);
+/// Maps what came with a frame, so that no descriptor stays; "" or what is wrong with it.
+std::string ShmTransport::take_region(ShmPeer& peer, const Received& frame) {
+  const Message& message = frame.message;
+  const std::string fault = sealed_memory_fault(frame.passed, message.num_bytes);
   if (!fault.empty()) return fault;
-  if (frame.message.kind == kStaging) {
-    peer.staged = std::move(frame.passed);
-    peer.staged_bytes = frame.message.value;
-  } else {
-    peer.segments[frame.message.offset] = {std::move(frame.passed), frame.message.value, {}};
+  try {
+    peer.regions[message.place.region] = map_sealed_memory(frame.passed, message.num_bytes);
+  } catch (const UsageError& error) {
+    return error.what();
   }
   return "";
 }
 
-void ShmTransport::post_to_all(const Message& message, const std::shared_ptr<const Fd>& passed) {
-  for (Rank rank = 0; rank < world_; ++rank)
-    if (rank != rank_ && peers_[rank].socket) post(rank, message, passed);
-}
-
-void ShmTransport::publish(const SegmentPtr& segment) {
-  guard_.check(name());
-  std::erase_if(published_, [&](const auto& entry) {
-    if (!entry.second.expired()) return false;
-    post_to_all({kSegmentGone, 0, 0, entry.first, 0, 0, {}}, nullptr);
-    return true;
-  });
-  const bool known = std::ranges::any_of(
-      published_, [&](const auto& entry) { return entry.first == segment->id(); });
-  if (known) return;
-  published_.emplace_back(segment->id(), segment);
-  const std::shared_ptr<const Fd> passed(segment, &segment->fd());
-  post_to_all({kSegment, 0, 0, segment->id(), segment->span().bytes, 0, {}}, passed);
-}
-
-Span ShmTransport::map(Rank rank, uint64_t id) {
+bool ShmTransport::offer(Rank rank, const RegionPtr& region) {
   ShmPeer& peer = peer_of(rank);
-  const auto found = peer.segments.find(id);
-  if (found == peer.segments.end())
-    throw TransportError("a peer grants memory that it has not published",
-                         str_cat("rank ", rank, ", segment ", id), "");
-  ShmPeer::Published& segment = found->second;
-  if (segment.passed) {
-    segment.memory = Mapping::shared(segment.passed, segment.bytes, Mapping::Access::kReadWrite);
-    segment.passed.reset();
-  }
-  return segment.memory.span();
+  std::erase_if(peer.offered, [](const auto& entry) { return entry.second.expired(); });
+  if (!peer.offered.try_emplace(region->id(), region).second) return false;
+  Message message;
+  message.kind = kRegion;
+  message.place.region = region->id();
+  message.num_bytes = region->span().bytes;
+  post(rank, message, std::shared_ptr<const Fd>(region, &region->file()));
+  return true;
 }
 
-bool ShmTransport::readable(Rank) { return false; }
+Span ShmTransport::map(Rank rank, uint64_t region) {
+  ShmPeer& peer = peer_of(rank);
+  const auto found = peer.regions.find(region);
+  if (found == peer.regions.end())
+    throw TransportError("a peer grants memory that it has not offered",
+                         str_cat("rank ", rank, ", region ", region), "");
+  return span_before_mark(found->second);
+}
+
+void ShmTransport::release_gone() {
+  for (ShmPeer& peer : peers_)
+    std::erase_if(peer.regions, [](const auto& entry) { return was_given_back(entry.second); });
+}
 
 void ShmTransport::read(Rank, std::span<const RemoteRun>) {
   throw InternalError("shm cannot read a peer's memory", "", "");

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "transport/checks.h"
-#include "transport/host/memory_room.h"
 #include "transport/threads/directory.h"
 
 namespace hybridengine {
@@ -65,7 +64,6 @@ void InProcessTransport::connect(std::span<const Blob> addresses, Clock::time_po
     if (rank != rank_ && !addresses[rank].empty()) found[rank] = find(rank, addresses[rank]);
   }
   peers_ = std::move(found);
-  windows_.resize(peers_.size());
   own_->state = Mailbox::State::kConnecting;
   directory.changed.notify_all();
   for (std::vector<Rank> absent; !(absent = absent_peers()).empty();) {
@@ -115,27 +113,11 @@ Mailbox& InProcessTransport::peer_of(Rank peer) const {
   return *peers_[peer];
 }
 
-Span InProcessTransport::staging(size_t bytes) {
-  guard_.check(name());
-  if (!caps().payload || bytes == 0) return {};
-  const std::lock_guard lock(own_->mutex);
-  if (!own_->staging || own_->staging->bytes() < bytes) {
-    require_room("staging", bytes);
-    own_->staging = std::make_shared<Mapping>(Mapping::anonymous(whole_pages(bytes)));
-  }
-  return own_->staging->span();
-}
-
-Span InProcessTransport::window(Rank peer, size_t bytes) {
-  Mailbox& mailbox = peer_of(peer);
-  if (!caps().payload) return {};
-  {
-    const std::lock_guard lock(mailbox.mutex);
-    windows_[peer] = mailbox.staging;
-  }
-  const Span span = windows_[peer] ? windows_[peer]->span() : Span{};
-  if (span.bytes < bytes) throw_small_window(peer, bytes, span.bytes);
-  return span;
+/// All regions of the process are known anyway; this only tells whether it was the first time.
+bool InProcessTransport::offer(Rank peer, const RegionPtr& region) {
+  peer_of(peer);
+  std::erase_if(offered_, [](const auto& entry) { return entry.second.expired(); });
+  return offered_.try_emplace({peer, region->id()}, region).second;
 }
 
 void InProcessTransport::send(Rank peer, const Message& message) {
@@ -155,10 +137,12 @@ void InProcessTransport::poll(std::vector<Arrival>& arrivals, std::chrono::micro
 }
 
 Span InProcessTransport::map(Rank peer, uint64_t id) {
-  const SegmentPtr segment = Segment::find(id);
-  if (!segment)
-    throw TransportError("a peer grants memory that is gone", str_cat("rank ", peer), "");
-  return segment->span();
+  peer_of(peer);
+  const RegionPtr region = Region::find(id);
+  if (!region)
+    throw TransportError("a peer grants memory that is gone",
+                         str_cat("rank ", peer, ", region ", id), "");
+  return region->span();
 }
 
 void InProcessTransport::read(Rank, std::span<const RemoteRun> runs) {

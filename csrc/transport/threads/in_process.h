@@ -2,20 +2,20 @@
 //
 // Each endpoint has a *mailbox*: a queue with a lock and a condition. A process-wide *directory*
 // finds the mailbox behind an address. Threads and descriptors: none, whatever the number of ranks.
-// The lock of a mailbox also orders bytes written to its owner's staging before the message.
+// The lock of a mailbox also orders bytes written to its owner's regions before the message.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "transport/fork_guard.h"
-#include "transport/host/fd.h"
 #include "transport/registry.h"
 #include "transport/transport.h"
 
@@ -32,15 +32,13 @@ struct Mailbox {
 
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<Arrival> arrivals;  // guarded by mutex, as is the next one
-  std::shared_ptr<Mapping>
-      staging;  // shared with the windows onto it, so that it outlives its owner
+  std::deque<Arrival> arrivals;  // guarded by mutex
 
   enum class State : uint8_t { kMade, kConnecting, kClosed };  // kClosed: it never got through
   State state = State::kMade;                                  // guarded by the directory
 };
 
-class InProcessTransport : public Transport, private PeerMemory {
+class InProcessTransport : public Transport {
  public:
   InProcessTransport(const TransportEntry& entry, Rank rank, int32_t world,
                      const std::string& group);
@@ -52,21 +50,18 @@ class InProcessTransport : public Transport, private PeerMemory {
   Blob address() override;
   void connect(std::span<const Blob> addresses, std::chrono::steady_clock::time_point deadline,
                const std::function<void()>& between) override;
-  Span staging(size_t bytes) override;
-  Span window(Rank peer, size_t bytes) override;
+  bool offer(Rank peer, const RegionPtr& region) override;
+  Span map(Rank peer, uint64_t region) override;
+  void release_gone() override {}
+  bool readable(Rank) override { return true; }
+  void read(Rank peer, std::span<const RemoteRun> runs) override;
+  void write(Rank peer, std::span<const RemoteRun> runs) override;
   void send(Rank peer, const Message& message) override;
   bool sent_all(Rank) const override { return true; }
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
   Board* board(Rank rank) override;
-  PeerMemory* peer_memory() override { return caps().payload ? this : nullptr; }
 
  private:
-  void publish(const SegmentPtr&) override {}  // all segments of the process are known anyway
-  Span map(Rank peer, uint64_t id) override;
-  bool readable(Rank) override { return true; }
-  void read(Rank peer, std::span<const RemoteRun> runs) override;
-  void write(Rank peer, std::span<const RemoteRun> runs) override;
-
   std::shared_ptr<Mailbox> find(Rank rank, const Blob& address) const;
   std::vector<Rank> absent_peers() const;
   Mailbox& peer_of(Rank peer) const;
@@ -77,8 +72,8 @@ class InProcessTransport : public Transport, private PeerMemory {
   int32_t world_;
   uint64_t id_ = 0;  // in the directory
   std::shared_ptr<Mailbox> own_;
-  std::vector<std::shared_ptr<Mailbox>> peers_;    // by rank; null: not to be reached
-  std::vector<std::shared_ptr<Mapping>> windows_;  // by rank: what window() gave last
+  std::vector<std::shared_ptr<Mailbox>> peers_;  // by rank; null: not to be reached
+  std::map<std::pair<Rank, uint64_t>, std::weak_ptr<Region>> offered_;  // to peers, by number
   std::atomic<bool> connected_{false};
 };
 

@@ -1,5 +1,5 @@
 // loopback: the ranks are threads of this process. For tests, and for seeing a whole run in one
-// debugger. Staging is ordinary memory, so a window is the peer's own address.
+// debugger. A peer's region is mapped where its owner has it.
 #include "transport/threads/in_process.h"
 
 namespace hybridengine {
@@ -9,7 +9,7 @@ extern const TransportEntry kLoopback;
 constinit const TransportEntry kLoopback{
     .name = "loopback",
     .summary = "threads of one process",
-    .caps = {.window = true, .direct = true, .pull = true},
+    .caps = {.maps = true, .pull = true},
     .probe = [] { return Probe{.available = true, .reason = ""}; },
     .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
       return std::make_unique<InProcessTransport>(kLoopback, rank, world, group);

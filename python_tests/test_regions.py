@@ -1,0 +1,140 @@
+"""Memory that peers reach: who holds it, and when it goes back to the system.
+
+Sizes and counts come from /proc of the processes that map it, never from time.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import region_scenarios as scenarios
+from ranks import context, outcomes_of, run_ranks
+from transport_world import Ranks
+from transport_world import run_ranks as run_endpoints
+
+from hybridengine import _core
+from hybridengine.comm import Communicator
+
+NOBODY = 65534
+
+
+def test_dropped_memory_is_free_though_a_peer_maps_it():
+    with Ranks("shm", 2, scenarios.drop_what_is_mapped) as ranks:
+        ranks.receive(1, "dropped")
+        for link in ranks.links:
+            link.send("go on")
+        writer, owner = ranks.results()
+    (start, none), (full, one), (dropped, still), (after, gone) = writer
+    assert full - start >= 64 and dropped - start <= 1 and after - start <= 1
+    assert (none, one, still, gone) == (0, 1, 1, 0)
+    assert owner[1][1] == 0
+
+
+def test_a_forked_child_frees_nothing_of_its_parent():
+    for status, kept in run_endpoints("shm", 1, scenarios.drop_in_a_child):
+        assert (status, kept) == (0, b"here")
+
+
+def test_what_a_lost_peer_offered_is_let_go():
+    before, after = run_endpoints("shm", 2, scenarios.lose_a_peer_that_offered)[0]
+    assert (before, after) == (2, 1)
+
+
+@pytest.mark.parametrize("transport", ["shm", "cma"])
+def test_dropped_results_are_free_at_the_next_call(transport):
+    writer, owner, idle = run_ranks(3, scenarios.drop_results, transport=transport)
+    assert writer[1][0] - writer[0][0] >= 64 and writer[2][0] - writer[0][0] <= 1
+    assert [mapped for _, mapped, _ in writer] == [0, 1, 0]
+    assert [mapped for _, mapped, _ in owner] == [0, 1, 0]
+    assert [mapped for _, mapped, _ in idle] == [0, 0, 0]
+    assert len({fds for _, _, fds in idle}) == len({fds for _, _, fds in writer}) == 1
+
+
+def test_no_descriptor_left_is_heard_on_all_ranks():
+    said = [outcome[1] for outcome in outcomes_of(3, scenarios.offer_to_the_others)]
+    assert all("ulimit -n" in one for one in said)
+
+
+def test_reserving_memory_ends_with_ctrl_c():
+    class Pressed(Exception):
+        pass
+
+    def press(number: int, frame: Any) -> None:
+        raise Pressed
+
+    previous = signal.signal(signal.SIGUSR1, press)
+    pressed_at = []
+
+    def press_soon() -> None:
+        time.sleep(0.05)  # that this thread runs shows that others may
+        pressed_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=press_soon)
+    try:
+        thread.start()
+        with pytest.raises(Pressed):
+            for _ in range(100):
+                _core.Region(2 << 30)
+        assert time.monotonic() - pressed_at[0] < 0.5
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def as_nobody(pipe: Any, path: str, rank: int, world: int, busy: int) -> None:
+    from torch.distributed import FileStore
+
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    try:
+        comm = Communicator(FileStore(path, world), rank, world, transport="shm", timeout=60)
+        pipe.send(scenarios.reshard_among_some(comm, busy))
+        pipe.recv()  # an idle rank makes no call meanwhile
+        comm.close()
+    except BaseException as error:
+        pipe.send(repr(error))
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [4, 33])
+def test_33_ranks_without_privileges_leave_nothing_and_wait_for_nobody(busy):
+    """Descriptors under way are counted per user, and at most 1024 are allowed then."""
+    world = 33
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        pairs = [context.Pipe() for _ in range(world)]
+        path = str(Path(folder) / "store")
+        ranks = [
+            context.Process(target=as_nobody, args=(theirs, path, rank, world, busy), daemon=True)
+            for rank, (_, theirs) in enumerate(pairs)
+        ]
+        for process in ranks:
+            process.start()
+        got = [ours.recv() if ours.poll(60) else "hung" for ours, _ in pairs]
+        for ours, _ in pairs:
+            ours.send("end")
+        for process in ranks:
+            process.join(10)
+            process.kill()
+    said = [one for one in got if isinstance(one, str)]
+    assert [one for one in said if "was lost" not in one] == [] == said
+    assert [left for left, _, _ in got] == [0] * world
+    assert {limit for _, _, limit in got} == {1024}
+
+
+def test_only_pairs_that_talk_have_mailboxes():
+    first, second, silent = run_endpoints("shm", 3, scenarios.pages_of_mail)
+    assert first == second == [1, 2] and silent == [2]
