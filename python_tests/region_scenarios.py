@@ -70,10 +70,11 @@ def drop_in_a_child(me: Me) -> tuple[int, bytes]:
 def lose_a_peer_that_offered(me: Me) -> tuple[int, int]:
     region = _core.Region(MIB)
     me.show(region)
+    before = regions_mapped()
+    me.meet()
     if me.rank == 1:
         me.endpoint.close()
         return 0, 0
-    before = regions_mapped()
     assert me.next()[0] == "lost"
     return before, regions_mapped()
 

@@ -96,7 +96,7 @@ size_t Rounds::show_staging(std::vector<Rank>& to_tell) {
   return sizeof mine + static_cast<size_t>(comm_.world());
 }
 
-const std::byte* Rounds::mapped_at(Rank peer, uint64_t region, size_t bytes) const {
+std::byte* Rounds::mapped_at(Rank peer, uint64_t region, size_t bytes) const {
   const Span mapped = comm_.transport().map(peer, region);
   if (mapped.bytes < bytes) throw_different(comm_.rank(), peer);
   return mapped.data;

@@ -52,7 +52,7 @@ class Rounds {
  private:
   void open();
   size_t show_staging(std::vector<Rank>& to_tell);
-  const std::byte* mapped_at(Rank peer, uint64_t region, size_t bytes) const;
+  std::byte* mapped_at(Rank peer, uint64_t region, size_t bytes) const;
   void wait_for_news(std::span<const Rank> peers);
   size_t slot_offset(size_t chunk, Rank slot) const;
   std::byte* own_slot(size_t chunk, Rank slot) const;
