@@ -84,8 +84,8 @@ def unix_connections() -> list[socket.socket]:
 
 
 def frame(kind: int, num_bytes: int = 0, text_bytes: int = 0) -> bytes:
-    # Twelve words; kind and bucket share the first.
-    words = [kind, *[0] * 9, num_bytes, text_bytes]
+    # Thirteen words; kind and bucket share the first.
+    words = [kind, *[0] * 9, num_bytes, text_bytes, 0]
     return b"".join(word.to_bytes(8, "little") for word in words)
 
 

@@ -116,8 +116,9 @@ void Run::count_folds() {
 void Run::make_slots(size_t count, int64_t largest_bytes) {
   if (count == 0) return;
   const size_t pitch = (static_cast<size_t>(largest_bytes) + 4095) / 4096 * 4096 + kSlotSkew;
-  staging_ = comm_.transport().staging(count * pitch, comm_.options().between);
-  const Span staging = staging_ ? staging_->span() : Span{};
+  const RegionPtr region = comm_.transport().staging(count * pitch, comm_.options().between);
+  staging_ = region;
+  const Span staging = region ? region->span() : Span{};
   report_.staging_bytes = static_cast<int64_t>(staging.bytes);
   for (size_t slot = 0; slot < count; ++slot) {
     slot_offset_.push_back(slot * pitch);
@@ -191,14 +192,15 @@ std::optional<Event> Run::grant_slots() {
 void Run::grant_slot(const SlotUser& user) {
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
+  const RegionPtr staging = staging_.lock();
   size_t within = 0;  // the slot
   const auto grant = [&](int32_t id) {
     incoming_[id].slot = slot;
     incoming_[id].base = slots_[slot] == nullptr ? nullptr : slots_[slot] + within;
     incoming_[id].granted = true;
     Message granted = message(MessageKind::kGranted, id);
-    granted.place = {staging_ ? staging_->id() : 0, slot_offset_[slot] + within};
-    if (staging_) comm_.transport().offer(part_of(id).src, staging_);
+    granted.place = {staging ? staging->id() : 0, slot_offset_[slot] + within};
+    if (staging) comm_.transport().offer(part_of(id).src, staging);
     comm_.send(part_of(id).src, granted);
   };
   if (user.fold < 0) return grant(user.part);

@@ -171,7 +171,7 @@ class Run {
   size_t folded_ = 0;
   std::vector<SlotUser> slot_users_;  // in the order in which they get slots
   size_t next_slot_user_ = 0, slots_landed_ = 0;
-  RegionPtr staging_;              // of the slots; null without payload
+  std::weak_ptr<Region> staging_;  // of the slots, kept by the transport; none without payload
   std::vector<std::byte*> slots_;  // base addresses
   std::vector<size_t> slot_offset_;
   std::vector<int32_t> free_slots_;
