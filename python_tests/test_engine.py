@@ -223,7 +223,9 @@ def test_a_grant_past_the_end_of_memory_is_refused():
     peer.set_board(1, heartbeat_ns=time.monotonic_ns(), call=1)
     comm.enter()
     run = _core.Run(comm, _core.Routine(schedule, 0), [torch.ones(4096)], [])
-    peer.send(0, GRANTED, 0, call=1, offset=(1 << 64) - 4)
+    region = peer.staging(1 << 14)
+    peer.offer(0, region)
+    peer.send(0, GRANTED, 0, call=1, offset=(1 << 64) - 4, value=region.id)
     with pytest.raises(TransportError, match="a slot that no memory has"):
         run.advance()
     comm.close()
