@@ -64,17 +64,23 @@ def zeros_when_touched(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     return torch.from_numpy(np.zeros(size, np.uint8)).view(kind).view(shape)
 
 
-def in_segment(segment: Any, rows: list[Row], offsets: list[int]) -> list[torch.Tensor]:
-    """Tensors of those shapes and dtypes at `offsets` (bytes, multiples of every element size, the
-    last one the end) of a segment, which they keep."""
-    if offsets[-1] == 0:
-        return [allocate(shape, dtype) for _, shape, dtype in rows]
-    base = torch.frombuffer(segment, dtype=torch.uint8)[: offsets[-1]]
-    whole = {dtype: base.view(getattr(torch, dtype)) for dtype in {row[2] for row in rows}}
+# Where a tensor lies in a segment: its type, shape, strides, and where it begins, in elements.
+Placed = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+
+
+def placed(rows: list[Row], offsets: list[int]) -> list[Placed]:
+    """Tensors of those shapes and dtypes at `offsets` (bytes, multiples of every element size)."""
+    kinds = [getattr(torch, dtype) for _, _, dtype in rows]
     return [
-        whole[dtype].as_strided(shape, _row_major(shape), start // whole[dtype].element_size())
-        for (_, shape, dtype), start in zip(rows, offsets, strict=False)
+        (kind, shape, _row_major(shape), start // kind.itemsize)
+        for kind, (_, shape, _), start in zip(kinds, rows, offsets, strict=False)
     ]
+
+
+def in_segment(segment: Any, places: list[Placed]) -> list[torch.Tensor]:
+    """Tensors at those places of a segment, which they keep."""
+    whole = {kind: torch.frombuffer(segment, dtype=kind) for kind in {each[0] for each in places}}
+    return [whole[kind].as_strided(*at) for kind, *at in places]
 
 
 @functools.lru_cache(maxsize=1024)

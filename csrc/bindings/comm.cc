@@ -76,6 +76,11 @@ void bind_comm(py::module_& module) {
                              [](Communicator& comm) { return comm.transport().name(); })
       .def_property_readonly("direct",
                              [](Communicator& comm) { return comm.transport().caps().maps; })
+      .def_property_readonly("page",
+                             [](Communicator& comm) {
+                               const Caps& caps = comm.transport().caps();
+                               return caps.page && caps.payload;
+                             })
       .def_property_readonly("pull",
                              [](Communicator& comm) { return comm.transport().caps().pull; })
       .def("address", [](Communicator& comm) { return py::bytes(comm.address()); })

@@ -9,20 +9,43 @@
 #include "engine/fresh_memory.h"
 #include "engine/huge_pages.h"
 #include "engine/run.h"
+#include "engine/small_run.h"
 
 namespace py = pybind11;
 
 namespace hybridengine {
 namespace {
 
+std::vector<TensorMemory> borrow_sources(const py::list& tensors) {
+  std::vector<TensorMemory> memory;
+  memory.reserve(tensors.size());
+  for (const py::handle tensor : tensors) memory.push_back(borrow_memory(tensor));
+  return memory;
+}
+
+std::vector<TensorMemory> borrow_targets(const py::list& tensors) {
+  std::vector<TensorMemory> memory;
+  memory.reserve(tensors.size());
+  for (const py::handle tensor : tensors) memory.push_back(borrow_writable(tensor));
+  return memory;
+}
+
+/// The tensors are arguments: they stay meanwhile.
+Report run_small_on(Communicator& comm, Routine& routine, const py::list& src, const py::list& dst,
+                    const std::vector<int32_t>& aliased) {
+  std::vector<TensorMemory> sources = borrow_sources(src), targets = borrow_targets(dst);
+  const py::gil_scoped_release release;
+  return run_small(comm, routine, std::move(sources), std::move(targets), aliased);
+}
+
 /// Holds the Python tensors for as long as the run knows their addresses.
 class BoundRun {
  public:
   BoundRun(Communicator& comm, Routine& routine, const py::list& src, const py::list& dst,
            const std::vector<int32_t>& aliased) {
-    std::vector<TensorMemory> sources =
-        borrow(src, [](py::handle each) { return borrow_memory(each); });
-    std::vector<TensorMemory> targets = borrow(dst, borrow_writable);
+    std::vector<TensorMemory> sources = borrow_sources(src), targets = borrow_targets(dst);
+    kept_.append(src);
+    kept_.append(dst);
     const py::gil_scoped_release release;  // staging is reserved
     run_.emplace(comm, routine, std::move(sources), std::move(targets), aliased);
   }
@@ -48,15 +71,6 @@ class BoundRun {
   const Report& report() const { return run_->report(); }
 
  private:
-  template <class Borrow>
-  std::vector<TensorMemory> borrow(const py::list& tensors, const Borrow& borrow_one) {
-    std::vector<TensorMemory> memory;
-    memory.reserve(tensors.size());
-    for (const py::handle tensor : tensors) memory.push_back(borrow_one(tensor));
-    kept_.append(tensors);
-    return memory;
-  }
-
   py::list kept_;
   py::dict provided_;
   std::optional<Run> run_;
@@ -84,6 +98,7 @@ py::dict to_dict(const Report& report) {
   result["buckets_out"] = report.buckets_out;
   result["direct_buckets"] = report.direct_buckets;
   result["pulled_buckets"] = report.pulled_buckets;
+  result["shown_buckets"] = report.shown_buckets;
   result["read_buckets"] = report.read_buckets;
   result["verified_buckets"] = report.verified_buckets;
   py::list pairs;
@@ -170,8 +185,12 @@ void bind_engine(py::module_& module) {
            py::arg("schedule"), py::arg("rank"), py::arg("plan") = 0,
            py::arg("readable") = std::vector<Rank>{}, py::arg("verify") = false,
            py::arg("open_bytes") = 0)
+      .def_property_readonly("shown_bytes", &Routine::shown_bytes,
+                             "What this rank shows at most where a run goes by a small exchange.")
       .def("program", &describe_program, py::arg("src"), py::arg("dst"),
            "The program of this rank for these tensors, as a text.");
+  py::class_<Report>(module, "RunReport", "What happened in one run, on this rank.")
+      .def("to_dict", &to_dict);
   py::class_<BoundRun>(module, "Run", "One rank's part of one run of a schedule.")
       .def(py::init<Communicator&, Routine&, const py::list&, const py::list&,
                     const std::vector<int32_t>&>(),
@@ -182,7 +201,11 @@ void bind_engine(py::module_& module) {
            "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
       .def("provide", &BoundRun::provide, py::arg("local"), py::arg("tensor"))
       .def("release", &BoundRun::release, py::arg("local"))
-      .def("report", [](const BoundRun& run) { return to_dict(run.report()); });
+      .def_property_readonly("report", &BoundRun::report, py::return_value_policy::copy);
+  module.def("run_small", &run_small_on, py::arg("comm"), py::arg("routine"), py::arg("src"),
+             py::arg("dst"), py::arg("aliased"),
+             "A run whose payload fits into one small exchange of all ranks.");
+  module.attr("SHOWN_BYTES") = kLaneBytes;
 }
 
 }  // namespace hybridengine

@@ -27,11 +27,19 @@ struct Report {
   int64_t staging_bytes = 0;  // memory beyond source and destination
   int64_t buckets_in = 0;
   int64_t buckets_out = 0;
-  int64_t direct_buckets = 0;  // of those in: written in place by the source
+  int64_t direct_buckets = 0;  // of those in: put by the source, not through staging
   int64_t pulled_buckets = 0;  // of those in: read where they lay
+  int64_t shown_buckets = 0;   // of direct ones: small enough for one exchange of all ranks
   int64_t read_buckets = 0;    // of those out: read by their destination where they lay
   int64_t verified_buckets = 0;
   std::vector<PairBytes> pairs;  // peers with payload, ascending
 };
+
+/// The row of `peer`, made where there is none.
+inline PairBytes& pair_row(Report& report, Rank peer) {
+  for (PairBytes& row : report.pairs)
+    if (row.peer == peer) return row;
+  return report.pairs.emplace_back(PairBytes{peer, 0, 0});
+}
 
 }  // namespace hybridengine

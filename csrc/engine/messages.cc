@@ -3,17 +3,6 @@
 #include "engine/run.h"
 
 namespace hybridengine {
-namespace {
-
-/// What the certificate counts, by pair.
-PairBytes& row_of(std::vector<PairBytes>& pairs, Rank peer) {
-  for (PairBytes& row : pairs)
-    if (row.peer == peer) return row;
-  return pairs.emplace_back(PairBytes{peer, 0, 0});
-}
-
-}  // namespace
-
 Message Run::message(MessageKind kind, int32_t part) const {
   Message result;
   result.kind = kind;
@@ -149,7 +138,7 @@ void Run::note_sent(int32_t id) {
   ++sent_;
   ++report_.buckets_out;
   report_.sent_bytes += part.payload_bytes;
-  row_of(report_.pairs, part.dst).sent_bytes += part.payload_bytes;
+  pair_row(report_, part.dst).sent_bytes += part.payload_bytes;
 }
 
 void Run::note_received(int32_t id) {
@@ -164,7 +153,7 @@ void Run::note_received(int32_t id) {
   if (way == Way::kDirect || way == Way::kWritten) ++report_.direct_buckets;
   if (way == Way::kPull) ++report_.pulled_buckets;
   report_.received_bytes += part.payload_bytes;
-  row_of(report_.pairs, part.src).received_bytes += part.payload_bytes;
+  pair_row(report_, part.src).received_bytes += part.payload_bytes;
 }
 
 }  // namespace hybridengine

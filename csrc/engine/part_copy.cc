@@ -12,22 +12,12 @@ uint64_t digest_of_bytes(const std::byte* data, int64_t bytes) {
   return digest_of({reinterpret_cast<const char*>(data), static_cast<size_t>(bytes)});
 }
 
-/// A copy's elements inside of its packed part: contiguous, in the type that travels.
-StridedEnd packed(const Copy& copy, std::byte* part) {
-  Shape shape;
-  shape.ndim = copy.box.ndim;
-  shape.size = copy.box.size;
-  return {part + copy.offset_bytes, shape.contiguous_strides(), copy.wire};
-}
-
 }  // namespace
 
-StridedEnd Run::at(const End& end) const {
-  return {tensors_[end.tensor].data + end.offset_bytes, end.strides, end.dtype};
-}
+StridedEnd Run::at(const End& end) const { return end_at(tensors_, end); }
 
 StridedEnd Run::contribution(int32_t id, const Copy& copy) const {
-  return part_of(id).local() ? at(copy.src) : packed(copy, incoming_[id].base);
+  return part_of(id).local() ? at(copy.src) : packed_end(copy, incoming_[id].base);
 }
 
 void Run::send_part(int32_t id, const Message& granted) {
@@ -83,7 +73,7 @@ void Run::place_directly(const Part& part, Span segment) {
 
 void Run::pack(const Part& part, std::byte* window) {
   for (const Copy& copy : part.copies)
-    copy_strided(at(copy.src), packed(copy, window), copy.box.ndim, copy.box.size);
+    copy_strided(at(copy.src), packed_end(copy, window), copy.box.ndim, copy.box.size);
 }
 
 void Run::receive_part(int32_t id, const Message& landed) {
@@ -106,7 +96,7 @@ void Run::receive_part(int32_t id, const Message& landed) {
 
 void Run::unpack(const Part& part, std::byte* slot) {
   for (const Copy& copy : part.copies)
-    copy_strided(packed(copy, slot), at(copy.dst), copy.box.ndim, copy.box.size);
+    copy_strided(packed_end(copy, slot), at(copy.dst), copy.box.ndim, copy.box.size);
 }
 
 // Without a conversion the digest covers the elements where they come from and where they end up;

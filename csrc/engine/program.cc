@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kLongRunBytes = 16 << 10;
 /// Where one end is long, the other may be as short as this: the kernel then walks the pages of the
 /// long one, and only steps over entries for the short one.
-constexpr int64_t kShortRunBytes = 128;
+constexpr int64_t kShortRunBytes = 512;
 
 constexpr int64_t kContributionAlignment = 64;
 
@@ -41,6 +41,20 @@ std::string_view name_of(Manner manner) {
 }
 
 }  // namespace
+
+StridedEnd packed_end(const Copy& copy, std::byte* part) {
+  Shape shape;
+  shape.ndim = copy.box.ndim;
+  shape.size = copy.box.size;
+  return {part + copy.offset_bytes, shape.contiguous_strides(), copy.wire};
+}
+
+int64_t Program::shown_bytes(const Schedule& schedule) {
+  int64_t bytes = 0;
+  for (const int32_t id : schedule.outgoing())
+    bytes += schedule.buckets()[id].num_bytes + kNumManners * kPartOverhead;
+  return bytes;
+}
 
 Program::Program(SchedulePtr schedule, Rank rank, std::span<const TensorMemory> tensors,
                  const ProgramOptions& options)

@@ -47,6 +47,13 @@ struct Copy {
   int64_t wire_bytes() const { return box.num_elems() * static_cast<int64_t>(dtype_bytes(wire)); }
 };
 
+/// An end in the tensors of its rank, and a copy's elements inside of its packed part: contiguous,
+/// in the type that travels.
+inline StridedEnd end_at(std::span<const TensorMemory> tensors, const End& end) {
+  return {tensors[end.tensor].data + end.offset_bytes, end.strides, end.dtype};
+}
+StridedEnd packed_end(const Copy& copy, std::byte* part);
+
 enum class Manner : uint8_t { kPack, kRead, kWrite };
 inline constexpr uint32_t kNumManners = 3;
 
@@ -91,6 +98,9 @@ struct ProgramOptions {
   std::vector<Rank> readable;
 };
 
+/// Room beside each part in a small exchange (small_run.h).
+inline constexpr int64_t kPartOverhead = 64;
+
 class Program {
  public:
   /// `tensors` are this rank's; those without memory yet count as contiguous. Throws UsageError
@@ -98,6 +108,9 @@ class Program {
   /// not lie along its dims.
   Program(SchedulePtr schedule, Rank rank, std::span<const TensorMemory> tensors,
           const ProgramOptions& options);
+
+  /// What the schedule's rank shows at most where its parts go by a small exchange.
+  static int64_t shown_bytes(const Schedule& schedule);
 
   Rank rank() const { return rank_; }
   int32_t num_sources() const { return num_sources_; }

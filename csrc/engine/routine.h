@@ -38,6 +38,7 @@ class Routine {
   const RunOptions& options() const { return options_; }
   bool streaming() const { return options_.open_bytes > 0; }
   Rank rank() const { return rank_; }
+  int64_t shown_bytes() const { return Program::shown_bytes(*schedule_); }
   const Layout& src_layout() const { return schedule_->plan().src(); }
   const Layout& dst_layout() const { return schedule_->plan().dst(); }
 
@@ -60,5 +61,10 @@ class Routine {
   std::map<Rank, std::vector<int64_t>> peer_offsets_;  // of those written to
   std::vector<bool> in_place_;
 };
+
+/// A rank's sources and then its targets, as program.h counts them; targets of a stream have no
+/// memory yet. Throws UsageError where there are more or fewer than in the layouts.
+std::vector<TensorMemory> tensors_of(const Routine& routine, std::vector<TensorMemory> src,
+                                     std::vector<TensorMemory> dst);
 
 }  // namespace hybridengine

@@ -14,20 +14,13 @@ using Clock = std::chrono::steady_clock;
 /// from and to: equal ones make loads and stores collide.
 constexpr size_t kSlotSkew = 64;
 
-void check_count(const char* side, size_t given, size_t expected, Rank rank, const Layout& layout) {
-  if (given == expected) return;
-  throw UsageError(str_cat("a rank has another number of ", side, " tensors than its layout"),
-                   str_cat(given, " given, ", expected, " on rank ", rank, " of ", layout.text()),
-                   "");
-}
-
 }  // namespace
 
 Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
          std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased)
     : comm_(comm),
       routine_(routine),
-      tensors_(tensors_of(routine, comm.rank(), std::move(src), std::move(dst))),
+      tensors_(tensors_of(routine, std::move(src), std::move(dst))),
       program_(routine.program_for(tensors_)),
       started_at_(Clock::now()) {
   if (program_.reduces() && routine_.streaming())
@@ -40,26 +33,6 @@ Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
                           std::span(tensors_).subspan(program_.num_sources()));
   count_folds();
   count_parts();
-}
-
-/// Sources and then targets; targets of a stream have no memory yet.
-std::vector<TensorMemory> Run::tensors_of(const Routine& routine, Rank rank,
-                                          std::vector<TensorMemory> src,
-                                          std::vector<TensorMemory> dst) {
-  const auto count_of = [&](const Layout& layout) {
-    const auto [begin, end] = layout.locals_of(rank);
-    return static_cast<size_t>(end - begin);
-  };
-  const Layout& layout = routine.dst_layout();
-  check_count("source", src.size(), count_of(routine.src_layout()), rank, routine.src_layout());
-  check_count("destination", dst.size(), routine.streaming() ? 0 : count_of(layout), rank, layout);
-  const auto [begin, end] = layout.locals_of(rank);
-  for (int32_t i = begin; routine.streaming() && i < end; ++i) {
-    const LocalTensor& local = layout.locals()[i];
-    dst.push_back({nullptr, local.shape, local.shape.contiguous_strides(), local.dtype});
-  }
-  src.insert(src.end(), dst.begin(), dst.end());
-  return src;
 }
 
 void Run::count_parts() {

@@ -95,9 +95,6 @@ class Run {
   };
 
   // run.cc: the order of things
-  static std::vector<TensorMemory> tensors_of(const Routine& routine, Rank rank,
-                                              std::vector<TensorMemory> src,
-                                              std::vector<TensorMemory> dst);
   void count_folds();
   void count_parts();
   Way way_of(int32_t id) const;

@@ -25,6 +25,8 @@ class FreshTensors:
         self._rows = layout.locals(comm.rank)
         self._offsets = _core.packed_offsets(layout.core, comm.rank)
         self._padded = set(layout.core.padded(comm.rank))
+        self._places = memory.placed(self._rows, self._offsets)
+        self._with_padding = [i for i, row in enumerate(self._rows) if row[0] in self._padded]
         shared = comm.core.direct and self._offsets[-1] > 0
         self._memory = _core.FreshMemory(self._offsets[-1]) if shared else None
         self.reserve_seconds = 0.0  # of the last make()
@@ -37,10 +39,9 @@ class FreshTensors:
                 memory.allocate(shape, dtype, zeroed=name in self._padded)
                 for name, shape, dtype in self._rows
             ]
-        tensors = memory.in_segment(lease, self._rows, self._offsets)
-        for (name, _, _), tensor in zip(self._rows, tensors, strict=True):
-            if name in self._padded:
-                tensor.zero_()
+        tensors = memory.in_segment(lease, self._places)
+        for i in self._with_padding:
+            tensors[i].zero_()
         return tensors
 
     def _lease(self) -> Any:
@@ -74,5 +75,5 @@ def empty(layout: Layout, rank: int) -> dict[str, Any]:
     rows = layout.locals(rank)
     offsets = _core.packed_offsets(layout.core, rank)
     segment = _core.Region(max(offsets[-1], 1))
-    tensors = memory.in_segment(segment, rows, offsets)
+    tensors = memory.in_segment(segment, memory.placed(rows, offsets))
     return {name: tensor for (name, _, _), tensor in zip(rows, tensors, strict=True)}

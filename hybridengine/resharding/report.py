@@ -24,8 +24,9 @@ class Report:
     staging_bytes: int  # memory beyond source and destination
     buckets_in: int
     buckets_out: int
-    direct_buckets: int  # of buckets_in: written in place by the source
+    direct_buckets: int  # of buckets_in: put by the source, not through staging
     pulled_buckets: int  # of buckets_in: read where they lay
+    shown_buckets: int  # of direct_buckets: small enough for one exchange of all ranks
     read_buckets: int  # of buckets_out: read by their destination where they lay
     verified_buckets: int  # whose digest was compared, with verify=True
     pairs: list[tuple[int, int, int]]  # (peer, received bytes, sent bytes)

@@ -14,6 +14,7 @@ from typing import Any
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
+from hybridengine.agreement import agree
 from hybridengine.comm import Communicator
 from hybridengine.layouts.held import Held, Writable
 from hybridengine.layouts.planning import DEFAULT_BUCKET_BYTES, LayoutLike
@@ -69,7 +70,7 @@ class Resharder:
         of `dst` passes it, and the report counts both."""
         self.comm = communicator_for(comm, transport)
         self.verify, self.alias = verify, alias
-        self.report: Report | None = None
+        self._report: Report | Callable[[], Report] | None = None
         self._stream_routine: Any = None
         with self.comm.between_calls():
             mine = read_arguments(
@@ -120,11 +121,20 @@ class Resharder:
         self._written = None if self._targets is None else self._by_name(self._targets)
         self._fresh = FreshTensors(self.dst, self.comm)
         self._routine = self._make_routine(self.schedule, readable=self._readable)
+        self._small = self._agree_on_small()
         self._dump_program()
         self._runs = 0
         self._huge_pages: Any = None
         lowest = statements[min(self.src.ranks)]
         self._counts = (len(lowest.rows or []), len(self.spec.tensors))
+
+    def _agree_on_small(self) -> bool:
+        """Whether runs after the first, which may be the only one, are one small exchange."""
+        if not self.comm.core.page or self.verify or self.src.core.op != "copy":
+            return False
+        mine = self._routine.shown_bytes
+        most = agree(self.comm, lambda: {"bytes": mine}, lambda all_: max(a["bytes"] for a in all_))
+        return bool(most <= _core.SHOWN_BYTES)
 
     def _dump_program(self) -> None:
         folder = _core.env_dump()
@@ -184,18 +194,41 @@ class Resharder:
         self._check_sources()
         self._runs += 1
         aliased = self._aliased if self._targets is None else []
-        with self._no_huge_pages_meanwhile(), self.comm.call(self.timeout):
-            targets = self._targets
-            if targets is None:
-                targets = self._fresh.make()
-                for i in aliased:
-                    targets[i] = self._views[self._names[i]]
-            run = self._begin(self._routine, targets, aliased)
-            run.advance()
-        self._set_report(run, [self._names[i] for i in aliased])
+        if self._huge_pages is not None:
+            self._huge_pages.pause()
+        try:
+            with self.comm.call(self.timeout):
+                targets = self._targets
+                if targets is None:
+                    targets = self._fresh.make()
+                    for i in aliased:
+                        targets[i] = self._views[self._names[i]]
+                report = self._move(targets, aliased)
+        finally:
+            if self._huge_pages is not None:
+                self._huge_pages.resume()
+        self._set_report(report, aliased)
         if self._runs == 2:
             self._use_huge_pages()
         return self._by_name(targets) if self._written is None else self._written.copy()
+
+    def _move(self, targets: list[Any], aliased: list[int]) -> Any:
+        """The core's report of one run."""
+        if self._small and self._runs > 1:
+            with self._naming(targets):
+                return _core.run_small(
+                    self.comm.core, self._routine, self._sources, targets, aliased
+                )
+        run = self._begin(self._routine, targets, aliased)
+        run.advance()
+        return run.report
+
+    @property
+    def report(self) -> Report | None:
+        """Of the last run; None before the first. Built when it is asked for."""
+        if callable(self._report):
+            self._report = self._report()
+        return self._report
 
     def __repr__(self) -> str:
         what = f"{self.src.text!r} -> {self.dst.text!r}, {counted(self._counts[1], 'tensor')}"
@@ -238,17 +271,6 @@ class Resharder:
         if tensors:
             self._huge_pages = _core.HugePages(tensors)
 
-    @contextmanager
-    def _no_huge_pages_meanwhile(self) -> Iterator[None]:
-        if self._huge_pages is None:
-            yield
-            return
-        self._huge_pages.pause()
-        try:
-            yield
-        finally:
-            self._huge_pages.resume()
-
     def stream(self, on_tensor: Callable[[str, Any], None]) -> None:
         """Moves the weights and hands each finished destination tensor to `on_tensor(name, tensor)`
         on this rank, in plan order, without holding them: memory stays within three buckets and
@@ -288,7 +310,7 @@ class Resharder:
                 for each in (name, *seconds.get(name, ())):
                     on_tensor(each, tensor)
                 del tensor  # the callee's alone, before memory for the next is made
-        self._set_report(run, [])
+        self._set_report(run.report, [])
 
     def _by_name(self, targets: list[Any]) -> dict[str, Any]:
         """Destination tensors, in layout order, by their names and those of tied tensors."""
@@ -298,18 +320,21 @@ class Resharder:
                 result[alias] = result[name]
         return result
 
-    def _set_report(self, run: Any, aliased: list[str]) -> None:
-        self.report = Report.from_core(
-            run.report(),
+    def _set_report(self, core: Any, aliased: list[int]) -> None:
+        pages, reserve_seconds = self._huge_pages, self._fresh.reserve_seconds
+        huge_page_bytes = 0 if pages is None else pages.collapsed_bytes
+        huge_page_seconds = 0.0 if pages is None else pages.seconds
+        self._report = lambda: Report.from_core(
+            core.to_dict(),
             rank=self.comm.rank,
             transport=self.comm.transport,
             bound_bytes=self._bound_bytes,
             tensors_sent=self._counts[0],
             tensors_applied=self._counts[1],
-            aliased=aliased,
-            reserve_seconds=self._fresh.reserve_seconds,
-            huge_page_bytes=0 if self._huge_pages is None else self._huge_pages.collapsed_bytes,
-            huge_page_seconds=0.0 if self._huge_pages is None else self._huge_pages.seconds,
+            aliased=[self._names[i] for i in aliased],
+            reserve_seconds=reserve_seconds,
+            huge_page_bytes=huge_page_bytes,
+            huge_page_seconds=huge_page_seconds,
         )
 
 
