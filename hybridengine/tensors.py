@@ -80,7 +80,7 @@ def placed(rows: list[Row], offsets: list[int]) -> list[Placed]:
 def in_segment(segment: Any, places: list[Placed]) -> list[torch.Tensor]:
     """Tensors at those places of a segment, which they keep."""
     whole = {kind: torch.frombuffer(segment, dtype=kind) for kind in {each[0] for each in places}}
-    return [whole[kind].as_strided(*at) for kind, *at in places]
+    return [whole[kind].as_strided(shape, strides, start) for kind, shape, strides, start in places]
 
 
 @functools.lru_cache(maxsize=1024)
