@@ -20,6 +20,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.unsanitized
 def test_a_rank_without_descriptors_is_an_error_on_all():
     ranks = outcomes_of(3, scenarios.without_descriptors, limit=60)
     seen = [each[1] if each[0] == "ok" else each for each in ranks]

@@ -58,6 +58,7 @@ def test_dropped_results_are_free_at_the_next_call(transport):
     assert len({fds for _, _, fds in idle}) == len({fds for _, _, fds in writer}) == 1
 
 
+@pytest.mark.unsanitized
 def test_no_descriptor_left_is_heard_on_all_ranks():
     said = [outcome[1] for outcome in outcomes_of(3, scenarios.offer_to_the_others)]
     assert all("ulimit -n" in one for one in said)
