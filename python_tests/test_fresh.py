@@ -92,6 +92,21 @@ def test_results_that_are_dropped_go_back_while_their_resharder_lives(transport)
     assert held >= 512 * 1024 * 4 and back
 
 
+def fail_and_keep_what_is_raised(comm: Any) -> bool:
+    """Whether a failed run leaves no memory of results, though its traceback is kept."""
+    resharder = make_resharder(comm)
+    if comm.rank == 0:
+        comm.close()
+        return True
+    with pytest.raises(_core.TransportError) as kept:
+        resharder.run()
+    return until(lambda: mapped_bytes() == 0) and kept.value is not None
+
+
+def test_results_of_a_failed_run_are_let_go():
+    assert run_ranks(2, fail_and_keep_what_is_raised) == [True, True]
+
+
 def test_a_lease_outlives_what_lent_it():
     memory = _core.FreshMemory(1 << 20)
     tensor = torch.frombuffer(memory.lend(), dtype=torch.uint8)

@@ -203,7 +203,7 @@ class Resharder:
                     targets = self._fresh.make()
                     for i in aliased:
                         targets[i] = self._views[self._names[i]]
-                report = self._move(targets, aliased)
+                report = self._fill(targets, aliased)
         finally:
             if self._huge_pages is not None:
                 self._huge_pages.resume()
@@ -211,6 +211,16 @@ class Resharder:
         if self._runs == 2:
             self._use_huge_pages()
         return self._by_name(targets) if self._written is None else self._written.copy()
+
+    def _fill(self, targets: list[Any], aliased: list[int]) -> Any:
+        """As _move(). Where it fails fresh results are let go at once: the frames of what is raised
+        would keep their memory for as long as somebody keeps that."""
+        try:
+            return self._move(targets, aliased)
+        except BaseException:
+            if self._targets is None:
+                targets.clear()
+            raise
 
     def _move(self, targets: list[Any], aliased: list[int]) -> Any:
         """The core's report of one run."""
@@ -220,8 +230,11 @@ class Resharder:
                     self.comm.core, self._routine, self._sources, targets, aliased
                 )
         run = self._begin(self._routine, targets, aliased)
-        run.advance()
-        return run.report
+        try:
+            run.advance()
+            return run.report
+        finally:
+            del run  # it holds the memory of the targets
 
     @property
     def report(self) -> Report | None:
