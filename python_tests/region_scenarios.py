@@ -97,6 +97,7 @@ def drop_results(comm: Communicator) -> list[tuple[int, int, int]]:
 
     def note() -> None:
         hybridengine.barrier(comm)
+        hybridengine.barrier(comm)  # begins when every rank has dropped what it drops
         seen.append((shared_mib(), regions_mapped(), descriptors()))
         hybridengine.barrier(comm)
 
