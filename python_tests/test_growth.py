@@ -3,6 +3,7 @@ nothing for each tensor."""
 
 import gc
 import os
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ GROWTH_BYTES = 320 << 20 if _core.build_facts()["sanitize"] else 4 << 20
 def held_now(comm: Any) -> dict[str, int]:
     """What this process has while no rank is in a call."""
     gc.collect()
+    time.sleep(
+        1
+    )  # memory of results that were dropped is back within a second, and no thread waits
     for _ in range(2):  # the second begins when every rank has let go of its results
         with comm.call():
             comm.all_gather(b"")
