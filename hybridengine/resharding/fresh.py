@@ -7,6 +7,8 @@ is gone the memory is used by the next run, or goes back to the system within a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hybridengine.tensors as memory
@@ -56,6 +58,17 @@ class FreshTensors:
             return None
         self.reserve_seconds = self._memory.reserve_seconds
         return lease
+
+
+@contextmanager
+def emptied_on_failure(results: list[Any]) -> Iterator[None]:
+    """Takes all out of `results` where its block fails: the frames of what is raised would keep
+    their memory for as long as somebody keeps that."""
+    try:
+        yield
+    except BaseException:
+        results.clear()
+        raise
 
 
 def empty(layout: Layout, rank: int) -> dict[str, Any]:

@@ -19,17 +19,11 @@ from hybridengine.comm import Communicator
 from hybridengine.layouts.held import Held, Writable
 from hybridengine.layouts.planning import DEFAULT_BUCKET_BYTES, LayoutLike
 from hybridengine.options import callable_
-from hybridengine.resharding.agree import (
-    Part,
-    Statement,
-    check_roles,
-    gather,
-    same_everywhere,
-)
+from hybridengine.resharding.agree import Part, Statement, check_roles, gather, same_everywhere
 from hybridengine.resharding.arguments import communicator_for, read_arguments
 from hybridengine.resharding.binding import bind
 from hybridengine.resharding.fit import in_order
-from hybridengine.resharding.fresh import FreshTensors
+from hybridengine.resharding.fresh import FreshTensors, emptied_on_failure
 from hybridengine.resharding.origin import Origin
 from hybridengine.resharding.replicas import check_replicas
 from hybridengine.resharding.report import Report
@@ -203,7 +197,8 @@ class Resharder:
                     targets = self._fresh.make()
                     for i in aliased:
                         targets[i] = self._views[self._names[i]]
-                report = self._fill(targets, aliased)
+                with emptied_on_failure(targets if self._targets is None else []):
+                    report = self._move(targets, aliased)
         finally:
             if self._huge_pages is not None:
                 self._huge_pages.resume()
@@ -211,16 +206,6 @@ class Resharder:
         if self._runs == 2:
             self._use_huge_pages()
         return self._by_name(targets) if self._written is None else self._written.copy()
-
-    def _fill(self, targets: list[Any], aliased: list[int]) -> Any:
-        """As _move(). Where it fails fresh results are let go at once: the frames of what is raised
-        would keep their memory for as long as somebody keeps that."""
-        try:
-            return self._move(targets, aliased)
-        except BaseException:
-            if self._targets is None:
-                targets.clear()
-            raise
 
     def _move(self, targets: list[Any], aliased: list[int]) -> Any:
         """The core's report of one run."""
