@@ -4,23 +4,15 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "engine/slots.h"
 
 namespace hybridengine {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// Slots start at different low address bits than the page-aligned tensors that they are copied
-/// from and to: equal ones make loads and stores collide.
-constexpr size_t kSlotSkew = 64;
-
-}  // namespace
 
 Exchange::Exchange(Communicator& comm, uint64_t plan, size_t slot_bytes, std::vector<int> num_slots)
     : comm_(comm),
       plan_(plan),
       slot_bytes_(slot_bytes),
-      pitch_bytes_((slot_bytes + kSlack + 4095) / 4096 * 4096 + kSlotSkew),
+      pitch_bytes_(slot_pitch(slot_bytes + kSlack)),
       num_slots_(std::move(num_slots)),
       incoming_(static_cast<size_t>(comm.world()) * num_slots_.size()),
       outgoing_(incoming_.size()) {}
@@ -168,9 +160,7 @@ void Exchange::wait(const std::string& doing) {
     }
   ensure(!owing.empty(), "an exchange waits although nothing is missing");
   const TraceSpan span(Subsystem::kCollective, "wait");
-  const auto start = Clock::now();
   comm_.wait(owing, doing);
-  wait_seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 }  // namespace hybridengine

@@ -60,7 +60,6 @@ class Exchange {
 
   int64_t sent_bytes() const { return sent_bytes_; }
   int64_t staging_bytes() const { return staging_bytes_; }
-  double wait_seconds() const { return wait_seconds_; }
 
   /// Room behind each slot: vector code reads and writes past the end of a packet.
   static constexpr size_t kSlack = 128;
@@ -93,7 +92,6 @@ class Exchange {
   std::vector<Outgoing> outgoing_;  // by lane
   int64_t open_packets_ = 0;
   int64_t sent_bytes_ = 0, staging_bytes_ = 0;
-  double wait_seconds_ = 0;
   std::vector<Arrival> arrivals_;
 };
 

@@ -6,13 +6,10 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "device/mask.h"
+#include "engine/slots.h"
 
 namespace hybridengine {
 namespace {
-
-/// Slots start at different low address bits than the page-aligned tensors that they are copied
-/// from and to: equal ones make loads and stores collide.
-constexpr size_t kSlotSkew = 64;
 
 /// What a rank says at the end of a round; the bytes of its packets follow.
 struct Mark {
@@ -46,7 +43,7 @@ Rounds::Rounds(Communicator& comm, uint64_t plan, size_t slot_bytes)
     : comm_(comm),
       plan_(plan),
       slot_bytes_(slot_bytes),
-      pitch_bytes_((slot_bytes + kSlack + 4095) / 4096 * 4096 + kSlotSkew),
+      pitch_bytes_(slot_pitch(slot_bytes + kSlack)),
       staging_of_(comm.world(), nullptr),
       made_bytes_(comm.world(), 0),
       heard_bytes_(comm.world(), std::vector<uint64_t>(comm.world(), 0)),

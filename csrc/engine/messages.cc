@@ -3,6 +3,7 @@
 #include "engine/run.h"
 
 namespace hybridengine {
+
 Message Run::message(MessageKind kind, int32_t part) const {
   Message result;
   result.kind = kind;
@@ -72,11 +73,7 @@ bool Run::handle_arrivals() {
   arrivals_.clear();
   comm_.drain(arrivals_);
   for (const Arrival& arrival : arrivals_) {
-    if (arrival.message.plan != routine_.options().plan)
-      throw TransportError("two ranks run different plans",
-                           str_cat("rank ", comm_.rank(), " and rank ", arrival.peer, ", digests ",
-                                   routine_.options().plan, " and ", arrival.message.plan),
-                           "Every rank must call the same resharder, in the same order.");
+    routine_.check_plan_of(arrival.peer, arrival.message.plan);
     if (!take(arrival.message, arrival.peer))
       throw TransportError(
           "a peer sent a message that fits no bucket",

@@ -33,6 +33,14 @@ std::vector<TensorMemory> tensors_of(const Routine& routine, std::vector<TensorM
   return src;
 }
 
+void Routine::check_plan_of(Rank peer, uint64_t theirs) const {
+  if (theirs == options_.plan) return;
+  throw TransportError(
+      "two ranks run different plans",
+      str_cat("rank ", rank_, " and rank ", peer, ", digests ", options_.plan, " and ", theirs),
+      "Every rank must call the same resharder, in the same order.");
+}
+
 const Program& Routine::program_for(std::span<const TensorMemory> tensors) {
   if (program_ && program_->fits(tensors)) return *program_;
   // A stream needs its parts in order: all of them go through slots.

@@ -38,6 +38,8 @@ class Routine {
   const RunOptions& options() const { return options_; }
   bool streaming() const { return options_.open_bytes > 0; }
   Rank rank() const { return rank_; }
+  /// Throws TransportError where what `peer` sent belongs to another plan, `theirs`.
+  void check_plan_of(Rank peer, uint64_t theirs) const;
   int64_t shown_bytes() const { return Program::shown_bytes(*schedule_); }
   const Layout& src_layout() const { return schedule_->plan().src(); }
   const Layout& dst_layout() const { return schedule_->plan().dst(); }

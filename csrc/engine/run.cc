@@ -4,17 +4,10 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "engine/slots.h"
+#include "engine/stopwatch.h"
 
 namespace hybridengine {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// Slots start at different low address bits than the page-aligned tensors that they are copied
-/// from and to: equal ones make loads and stores collide.
-constexpr size_t kSlotSkew = 64;
-
-}  // namespace
 
 Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
          std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased)
@@ -22,7 +15,7 @@ Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
       routine_(routine),
       tensors_(tensors_of(routine, std::move(src), std::move(dst))),
       program_(routine.program_for(tensors_)),
-      started_at_(Clock::now()) {
+      started_at_(std::chrono::steady_clock::now()) {
   if (program_.reduces() && routine_.streaming())
     throw UsageError("a partial layout cannot be streamed", program_.src_layout().text(),
                      "Reduce into tensors of your own: leave the stream, or the partial layout.");
@@ -88,7 +81,7 @@ void Run::count_folds() {
 
 void Run::make_slots(size_t count, int64_t largest_bytes) {
   if (count == 0) return;
-  const size_t pitch = (static_cast<size_t>(largest_bytes) + 4095) / 4096 * 4096 + kSlotSkew;
+  const size_t pitch = slot_pitch(static_cast<size_t>(largest_bytes));
   const RegionPtr region = comm_.transport().staging(count * pitch, comm_.options().between);
   staging_ = region;
   const Span staging = region ? region->span() : Span{};
@@ -198,9 +191,8 @@ bool Run::run_local_copy() {
       continue;
     }
     const TraceSpan span(Subsystem::kEngine, "local move");
-    const auto start = Clock::now();
+    const Stopwatch watch(report_.local_seconds);
     copy_within(copies[target.local_done++]);
-    report_.local_seconds += std::chrono::duration<double>(Clock::now() - start).count();
     return true;
   }
   return next_local_ != before;
@@ -225,14 +217,14 @@ void Run::wait_for_peers() {
   for (const int32_t id : program_.outgoing())
     if (outgoing_open_[id]) add(id, part_of(id).dst);
   const TraceSpan span(Subsystem::kEngine, "wait");
-  const auto start = Clock::now();
+  const Stopwatch watch(report_.wait_seconds);
   comm_.wait(owing, str_cat(arrival ? "arrival" : "grant", " of ", program_.describe(first)));
-  report_.wait_seconds += std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 void Run::finish() {
   std::ranges::sort(report_.pairs, {}, &PairBytes::peer);
-  report_.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  report_.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started_at_).count();
 }
 
 }  // namespace hybridengine

@@ -96,11 +96,7 @@ class SmallRun {
     for (size_t at = 0; at + sizeof(Header) <= entry.size();) {
       Header header;
       std::memcpy(&header, entry.data() + at, sizeof header);
-      if (header.plan != routine_.options().plan)
-        throw TransportError("two ranks run different plans",
-                             str_cat("rank ", comm_.rank(), " and rank ", peer, ", digests ",
-                                     routine_.options().plan, " and ", header.plan),
-                             "Every rank must call the same resharder, in the same order.");
+      routine_.check_plan_of(peer, header.plan);
       if (header.dst == static_cast<uint32_t>(comm_.rank())) {
         unpack(peer, header, entry);
         ++taken;
