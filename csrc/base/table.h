@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/huge_pages.h"
+#include "base/page_hint.h"
 
 namespace hybridengine {
 

@@ -31,7 +31,7 @@ void check_memory(const Layout& layout, const LocalTensor& local, const TensorMe
                      "Convert it, or bind the layout to a spec of that type.");
 }
 
-StridedEnd resolve(const TensorMemory& memory, const Place& place, const Box& box) {
+StridedEnd resolve(const TensorMemory& memory, const LocalPlace& place, const Box& box) {
   if (is_contiguous(memory))
     return {address(memory, place.offset_elems), place.strides, memory.dtype};
   const Dims unit = memory.shape.contiguous_strides();

@@ -30,6 +30,6 @@ void check_memory(const Layout& layout, const LocalTensor& local, const TensorMe
 
 /// The box that lies at `place` of the local tensor, in its memory. Throws UsageError where the
 /// memory is strided so that the box does not lie along its dims.
-StridedEnd resolve(const TensorMemory& memory, const Place& place, const Box& box);
+StridedEnd resolve(const TensorMemory& memory, const LocalPlace& place, const Box& box);
 
 }  // namespace hybridengine

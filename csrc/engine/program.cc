@@ -118,7 +118,7 @@ int32_t Program::dst_tensor(const Move& move) const {
          num_sources_of(move.dst);
 }
 
-End Program::end_of(Rank rank, int32_t tensor, const Place& place, const Box& box,
+End Program::end_of(Rank rank, int32_t tensor, const LocalPlace& place, const Box& box,
                     Dtype dtype) const {
   if (rank != rank_)
     return {tensor, place.offset_elems * static_cast<int64_t>(dtype_bytes(dtype)), place.strides,

@@ -148,7 +148,7 @@ class Program {
   void add_boxes(Fold& fold) const;
   void add_local_copies();
   Copy compile(const Move& move, const Item& item) const;
-  End end_of(Rank rank, int32_t tensor, const Place& place, const Box& box, Dtype dtype) const;
+  End end_of(Rank rank, int32_t tensor, const LocalPlace& place, const Box& box, Dtype dtype) const;
   int32_t src_tensor(const Move& move) const;
   int32_t dst_tensor(const Move& move) const;
 

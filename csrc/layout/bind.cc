@@ -249,7 +249,7 @@ class Binder {
       const SlotKind& kind = slot_kinds_[slots[i].kind];
       const Share& share = *kind.at[at];
       if (!share.box.empty())
-        stored.pieces.emplace_back(i, Piece{0, 0, rank, share.box, Place{offset, strides}});
+        stored.pieces.emplace_back(i, Piece{0, 0, rank, share.box, LocalPlace{offset, strides}});
       if (here_.size() > 1)
         offset += share.local_size[kind.rule->cat_dim] * strides[kind.rule->cat_dim];
     }

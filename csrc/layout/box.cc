@@ -160,8 +160,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const Box& whole,
   return std::nullopt;
 }
 
-Place place_within(const Place& place, const Box& outer, const Box& inner) {
-  Place inside = place;
+LocalPlace place_within(const LocalPlace& place, const Box& outer, const Box& inner) {
+  LocalPlace inside = place;
   for (int dim = 0; dim < outer.ndim; ++dim)
     inside.offset_elems += (inner.start[dim] - outer.start[dim]) * place.strides[dim];
   return inside;

@@ -73,13 +73,13 @@ void split_row_major(const Box& box, int64_t elems, std::vector<Box>& head, std:
 std::optional<std::pair<size_t, size_t>> find_overlap(const Box& whole, std::span<const Box> parts);
 
 /// Where a box lies in a local tensor.
-struct Place {
+struct LocalPlace {
   int64_t offset_elems = 0;
   Dims strides{};
-  bool operator==(const Place& other) const = default;
+  bool operator==(const LocalPlace& other) const = default;
 };
 
 /// The place of `inner` when `outer` lies at `place`. `outer` contains `inner`.
-Place place_within(const Place& place, const Box& outer, const Box& inner);
+LocalPlace place_within(const LocalPlace& place, const Box& outer, const Box& inner);
 
 }  // namespace hybridengine

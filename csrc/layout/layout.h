@@ -42,7 +42,7 @@ struct Piece {
   int32_t local = 0;
   Rank rank = 0;
   Box box;
-  Place place;
+  LocalPlace place;
   bool operator==(const Piece& other) const = default;
 };
 

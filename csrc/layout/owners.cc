@@ -81,7 +81,7 @@ LayoutPtr store(const Layout& layout, const SpecPtr& spec, const std::vector<Own
     int64_t& length = locals.back().shape.size[0];
     const Shape size(std::span(each.box.size.data(), each.box.ndim));
     pieces.push_back({each.tensor, static_cast<int32_t>(locals.size()) - 1, each.rank, each.box,
-                      Place{length, size.contiguous_strides()}});
+                      LocalPlace{length, size.contiguous_strides()}});
     length += each.box.num_elems();
   }
   return std::make_shared<const Layout>(str_cat("owners of ", layout.text()), spec, layout.ranks(),

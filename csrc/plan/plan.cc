@@ -21,12 +21,12 @@ Plan::Plan(LayoutPtr src, LayoutPtr dst, Pairing pairing, std::vector<Pattern> p
   num_moves_ = counts.num_moves;
 }
 
-Place Plan::src_place(const Move& move, const Box& box) const {
+LocalPlace Plan::src_place(const Move& move, const Box& box) const {
   const Piece& piece = src_pieces(move)[move.src_piece];
   return place_within(piece.place, piece.box, box);
 }
 
-Place Plan::dst_place(const Move& move, const Box& box) const {
+LocalPlace Plan::dst_place(const Move& move, const Box& box) const {
   const Piece& piece = dst_->pieces()[move.dst_piece];
   return place_within(piece.place, piece.box, box);
 }

@@ -58,8 +58,8 @@ class Plan {
   int64_t widest_elem_bytes() const;
 
   /// The source and destination place of a part of a move; `box` lies within move.box.
-  Place src_place(const Move& move, const Box& box) const;
-  Place dst_place(const Move& move, const Box& box) const;
+  LocalPlace src_place(const Move& move, const Box& box) const;
+  LocalPlace dst_place(const Move& move, const Box& box) const;
   /// Index of the local tensor at either end, into locals() of that side's layout.
   int32_t src_local(const Move& move) const { return src_pieces(move)[move.src_piece].local; }
   int32_t dst_local(const Move& move) const { return dst_->pieces()[move.dst_piece].local; }

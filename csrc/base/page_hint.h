@@ -1,4 +1,4 @@
-// Huge pages: a hint for tables of many megabytes.
+// PageHint: asks for huge pages under tables of many megabytes.
 #pragma once
 
 #include <cstddef>

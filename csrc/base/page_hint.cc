@@ -1,4 +1,4 @@
-#include "base/huge_pages.h"
+#include "base/page_hint.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
