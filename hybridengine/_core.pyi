@@ -160,11 +160,11 @@ class Routine:
     def __init__(
         self,
         schedule: Schedule,
-        rank: int,
         plan: int = ...,
         readable: Sequence[int] = ...,
         verify: bool = ...,
         open_bytes: int = ...,
+        tell_released: bool = ...,
     ) -> None: ...
     @property
     def shown_bytes(self) -> int: ...

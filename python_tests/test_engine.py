@@ -199,7 +199,7 @@ def test_an_execution_checks_its_memory():
             ([good], [torch.ones(4, 2).half()]),
         ):
             with pytest.raises(UsageError) as raised:
-                _core.Run(comm.core, _core.Routine(schedule, comm.rank), src, dst)
+                _core.Run(comm.core, _core.Routine(schedule), src, dst)
             said.append(str(raised.value))
         return said
 
@@ -222,7 +222,7 @@ def test_a_grant_past_the_end_of_memory_is_refused():
     meeting.join()
     peer.set_board(1, heartbeat_ns=time.monotonic_ns(), call=1)
     comm.enter()
-    run = _core.Run(comm, _core.Routine(schedule, 0), [torch.ones(4096)], [])
+    run = _core.Run(comm, _core.Routine(schedule), [torch.ones(4096)], [])
     region = peer.staging(1 << 14)
     peer.offer(0, region)
     peer.send(0, GRANTED, 0, call=1, offset=(1 << 64) - 4, value=region.id)
@@ -242,7 +242,7 @@ def test_a_segment_that_is_too_small_is_refused():
         into = list(empty(Layout.hf(ranks=[1]).bind(spec), comm.rank).values())
         mine = [torch.ones(sizes[0])] if comm.rank == 0 else []
         with pytest.raises(TransportError) as raised, comm.call():
-            _core.Run(comm.core, _core.Routine(schedule, comm.rank), mine, into).advance()
+            _core.Run(comm.core, _core.Routine(schedule), mine, into).advance()
         return str(raised.value)
 
     assert (

@@ -56,7 +56,7 @@ class BoundRun {
       py::gil_scoped_release release;
       event = run_->advance();
     }
-    constexpr const char* kNames[] = {"done", "need", "finished"};
+    constexpr const char* kNames[] = {"done", "need", "finished", "released"};
     return py::make_tuple(kNames[static_cast<int>(event.kind)], event.local);
   }
 
@@ -176,15 +176,15 @@ void bind_engine(py::module_& module) {
       py::arg("layout"), py::arg("rank"),
       "Byte offsets of a rank's local tensors in a segment, and one past the last.");
   py::class_<Routine>(module, "Routine", "What is kept of a run that is made again and again.")
-      .def(py::init([](std::shared_ptr<Schedule> schedule, Rank rank, uint64_t plan,
-                       std::vector<Rank> readable, bool verify, int64_t open_bytes) {
-             return std::make_unique<Routine>(
-                 std::move(schedule), rank,
-                 RunOptions{plan, std::move(readable), verify, open_bytes});
-           }),
-           py::arg("schedule"), py::arg("rank"), py::arg("plan") = 0,
-           py::arg("readable") = std::vector<Rank>{}, py::arg("verify") = false,
-           py::arg("open_bytes") = 0)
+      .def(
+          py::init([](std::shared_ptr<Schedule> schedule, uint64_t plan, std::vector<Rank> readable,
+                      bool verify, int64_t open_bytes, bool tell_released) {
+            return std::make_unique<Routine>(
+                std::move(schedule),
+                RunOptions{plan, std::move(readable), verify, open_bytes, tell_released});
+          }),
+          py::arg("schedule"), py::arg("plan") = 0, py::arg("readable") = std::vector<Rank>{},
+          py::arg("verify") = false, py::arg("open_bytes") = 0, py::arg("tell_released") = false)
       .def_property_readonly("shown_bytes", &Routine::shown_bytes,
                              "What this rank shows at most where a run goes by a small exchange.")
       .def("program", &describe_program, py::arg("src"), py::arg("dst"),
@@ -198,7 +198,7 @@ void bind_engine(py::module_& module) {
            py::arg("aliased") = std::vector<int32_t>{}, py::keep_alive<1, 2>(),
            py::keep_alive<1, 3>())
       .def("advance", &BoundRun::advance,
-           "Goes on until an event: ('done', -1), ('need', i) or ('finished', i).")
+           "Goes on until an event: ('done', -1), ('need', i), ('finished', i), ('released', i).")
       .def("provide", &BoundRun::provide, py::arg("local"), py::arg("tensor"))
       .def("release", &BoundRun::release, py::arg("local"))
       .def_property_readonly("report", &BoundRun::report, py::return_value_policy::copy);

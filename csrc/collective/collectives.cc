@@ -123,7 +123,7 @@ Collectives::Prepared& Collectives::prepared_for(const Request& request,
   options.plan = schedule->digest();
   if (agreement.contiguous) options.readable = all;
   Prepared prepared{agreement.digest, agreement.contiguous, agreement.bucket_bytes,
-                    std::make_unique<Routine>(schedule, comm_.rank(), std::move(options))};
+                    std::make_unique<Routine>(schedule, std::move(options))};
   prepared_.push_front(std::move(prepared));
   if (prepared_.size() > kMaxPrepared) prepared_.pop_back();
   return prepared_.front();

@@ -1,17 +1,12 @@
-// Folding: contributions of several ranks become their result.
-//
-// All contributions to a part are taken at once, in ascending rank order: from slots, and from this
-// rank's own memory where they lie. What comes out does not depend on where buckets and folds
-// begin.
+#include "engine/fold.h"
+
 #include <algorithm>
 #include <map>
-#include <utility>
+#include <span>
+#include <tuple>
 
-#include "base/trace.h"
 #include "device/reduce.h"
-#include "engine/run.h"
 #include "engine/runs.h"
-#include "engine/stopwatch.h"
 
 namespace hybridengine {
 namespace {
@@ -64,74 +59,26 @@ class Folder {
 
 }  // namespace
 
-void Run::receive_contribution(int32_t id, const Message& landed) {
-  if (caps().payload && routine_.options().verify)
-    compare_digests(id, landed.digest, incoming_[id].base);
-  note_received(id);
-  const int32_t fold = part_of(id).feeds;
-  if (--folds_[fold].missing == 0) foldable_.push_back(fold);
-}
-
-bool Run::fold_next() {
-  if (foldable_.empty()) return false;
-  const int32_t id = foldable_.front();
-  foldable_.pop_front();
-  {
-    TraceSpan span(Subsystem::kEngine, "fold");
-    span.arg("fold", id);
-    const Stopwatch watch(report_.unpack_seconds);
-    if (caps().payload) fold(id);
-  }
-  finish_fold(id);
-  return true;
-}
-
-void Run::fold(int32_t id) {
-  std::map<std::pair<Dtype, Dtype>, Folder> folders;
+void fold_boxes(const FoldList& list) {
+  std::map<std::tuple<Op, Dtype, Dtype>, Folder> folders;
   std::vector<Dims> strides;
-  std::vector<StridedEnd> ends;
   std::vector<const std::byte*> srcs;
-  for (const FoldBox& box : program_.folds()[id].boxes) {
-    const auto copy_of = [&](const FoldBox::Contribution& each) -> const Copy& {
-      return part_of(each.part).copies[each.copy];
-    };
-    const Copy& first = copy_of(box.contributions.front());
-    const StridedEnd target = at(first.dst);
-    strides.assign(1, target.strides);
-    ends.clear();
-    for (const FoldBox::Contribution& each : box.contributions) {
-      ends.push_back(contribution(each.part, copy_of(each)));
-      strides.push_back(ends.back().strides);
-    }
-    const auto [src_dtype, dst_dtype] = std::pair(first.src.dtype, first.dst.dtype);
-    Folder& folder =
-        folders.try_emplace({src_dtype, dst_dtype}, first.op, src_dtype, dst_dtype).first->second;
-    const auto src_bytes = static_cast<int64_t>(dtype_bytes(src_dtype));
-    const auto dst_bytes = static_cast<int64_t>(dtype_bytes(dst_dtype));
+  std::span<const StridedEnd> left = list.contributions;
+  for (const FoldStep& step : list.steps) {
+    const auto ends = left.first(step.num_contributions);
+    left = left.subspan(step.num_contributions);
+    strides.assign(1, step.dst.strides);
+    for (const StridedEnd& end : ends) strides.push_back(end.strides);
+    const Dtype src = ends.front().dtype, dst = step.dst.dtype;
+    Folder& folder = folders.try_emplace({step.op, src, dst}, step.op, src, dst).first->second;
+    const auto src_bytes = static_cast<int64_t>(dtype_bytes(src));
+    const auto dst_bytes = static_cast<int64_t>(dtype_bytes(dst));
     srcs.resize(ends.size());
-    for_each_run(strides, first.box, [&](std::span<const int64_t> offsets, int64_t elems) {
+    for_each_run(strides, step.box, [&](std::span<const int64_t> offsets, int64_t elems) {
       for (size_t i = 0; i < ends.size(); ++i) srcs[i] = ends[i].data + offsets[i + 1] * src_bytes;
-      folder(srcs, target.data + offsets[0] * dst_bytes, elems);
+      folder(srcs, step.dst.data + offsets[0] * dst_bytes, elems);
     });
   }
-}
-
-/// Frees what the fold held, and lets its result go.
-void Run::finish_fold(int32_t id) {
-  FoldState& state = folds_[id];
-  const Fold& fold = program_.folds()[id];
-  state.folded = true;
-  ++folded_;
-  if (state.slot >= 0) {
-    free_slots_.push_back(state.slot);
-    ++slots_landed_;
-  }
-  for (const int32_t part : fold.kept)
-    for (const Copy& copy : part_of(part).copies) copy_within(copy);
-  if (caps().pull)
-    for (const int32_t part : fold.outgoing) announce_ready(part);
-  for (const auto& [part, granted] : std::exchange(state.granted, {})) send_part(part, granted);
-  comm_.made_progress();
 }
 
 }  // namespace hybridengine

@@ -56,9 +56,11 @@ int64_t Program::shown_bytes(const Schedule& schedule) {
   return bytes;
 }
 
-Program::Program(SchedulePtr schedule, Rank rank, std::span<const TensorMemory> tensors,
+Program::Program(SchedulePtr schedule, std::span<const TensorMemory> tensors,
                  const ProgramOptions& options)
-    : schedule_(std::move(schedule)), rank_(rank), reduces_(schedule_->plan().reduces()) {
+    : schedule_(std::move(schedule)),
+      rank_(schedule_->rank()),
+      reduces_(schedule_->plan().reduces()) {
   check_tensors(tensors);
   num_sources_ = num_sources_of(rank_);
   // resolve() counts from an address; any will do.

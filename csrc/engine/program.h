@@ -103,10 +103,10 @@ inline constexpr int64_t kPartOverhead = 64;
 
 class Program {
  public:
-  /// `tensors` are this rank's; those without memory yet count as contiguous. Throws UsageError
-  /// naming the tensor whose shape or type is not the layout's, or is strided so that a box does
-  /// not lie along its dims.
-  Program(SchedulePtr schedule, Rank rank, std::span<const TensorMemory> tensors,
+  /// Of the schedule's rank. `tensors` are its own; those without memory yet count as contiguous.
+  /// Throws UsageError naming the tensor whose shape or type is not the layout's, or is strided so
+  /// that a box does not lie along its dims.
+  Program(SchedulePtr schedule, std::span<const TensorMemory> tensors,
           const ProgramOptions& options);
 
   /// What the schedule's rank shows at most where its parts go by a small exchange.

@@ -37,7 +37,7 @@ void Routine::check_plan_of(Rank peer, uint64_t theirs) const {
   if (theirs == options_.plan) return;
   throw TransportError(
       "two ranks run different plans",
-      str_cat("rank ", rank_, " and rank ", peer, ", digests ", options_.plan, " and ", theirs),
+      str_cat("rank ", rank(), " and rank ", peer, ", digests ", options_.plan, " and ", theirs),
       "Every rank must call the same resharder, in the same order.");
 }
 
@@ -45,7 +45,7 @@ const Program& Routine::program_for(std::span<const TensorMemory> tensors) {
   if (program_ && program_->fits(tensors)) return *program_;
   // A stream needs its parts in order: all of them go through slots.
   const ProgramOptions options{streaming() ? std::vector<Rank>{} : options_.readable};
-  program_.emplace(schedule_, rank_, tensors, options);
+  program_.emplace(schedule_, tensors, options);
   // The same parts whatever the strides: layouts alone tell them apart.
   in_place_.resize(program_->parts().size(), false);
   return *program_;

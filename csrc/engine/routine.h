@@ -28,16 +28,17 @@ struct RunOptions {
   /// Destination tensors are asked for one by one (kNeed) and handed back in order (kFinished); the
   /// bytes between the two stay below this, or one part's tensors. 0: all are given at the start.
   int64_t open_bytes = 0;
+  bool tell_released = false;  // with an event for each source tensor (kReleased)
 };
 
 class Routine {
  public:
-  Routine(SchedulePtr schedule, Rank rank, RunOptions options)
-      : schedule_(std::move(schedule)), rank_(rank), options_(std::move(options)) {}
+  Routine(SchedulePtr schedule, RunOptions options)
+      : schedule_(std::move(schedule)), options_(std::move(options)) {}
 
   const RunOptions& options() const { return options_; }
   bool streaming() const { return options_.open_bytes > 0; }
-  Rank rank() const { return rank_; }
+  Rank rank() const { return schedule_->rank(); }
   /// Throws TransportError where what `peer` sent belongs to another plan, `theirs`.
   void check_plan_of(Rank peer, uint64_t theirs) const;
   int64_t shown_bytes() const { return Program::shown_bytes(*schedule_); }
@@ -56,7 +57,6 @@ class Routine {
 
  private:
   SchedulePtr schedule_;
-  Rank rank_;
   RunOptions options_;
   std::optional<Program> program_;
   AddressTables tables_;

@@ -4,117 +4,20 @@
 
 #include "base/error.h"
 #include "base/trace.h"
-#include "engine/slots.h"
 #include "engine/stopwatch.h"
 
 namespace hybridengine {
 
-Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
-         std::vector<TensorMemory> dst, const std::vector<int32_t>& aliased)
-    : comm_(comm),
-      routine_(routine),
-      tensors_(tensors_of(routine, std::move(src), std::move(dst))),
-      program_(routine.program_for(tensors_)),
-      started_at_(std::chrono::steady_clock::now()) {
-  if (program_.reduces() && routine_.streaming())
-    throw UsageError("a partial layout cannot be streamed", program_.src_layout().text(),
-                     "Reduce into tensors of your own: leave the stream, or the partial layout.");
-  targets_.resize(program_.num_targets());
-  for (const int32_t local : aliased) targets_.at(local).aliased = true;
-  if (caps().maps && !routine_.streaming())
-    segment_ = segment_of(program_.dst_layout(), comm_.rank(),
-                          std::span(tensors_).subspan(program_.num_sources()));
-  count_folds();
-  count_parts();
-}
-
-void Run::count_parts() {
-  incoming_.resize(program_.parts().size());
-  outgoing_open_.assign(program_.parts().size(), false);
-  for (const int32_t id : program_.outgoing()) outgoing_open_[id] = true;
-  int64_t largest = 0;
-  for (const SlotUser& user : slot_users_) {
-    const auto others = static_cast<int64_t>(folds_[user.fold].missing);
-    largest = std::max(largest, others * program_.folds()[user.fold].pitch_bytes);
-  }
-  for (const int32_t id : program_.incoming()) {
-    const Part& part = part_of(id);
-    Incoming& incoming = incoming_[id];
-    incoming.open = true;
-    if (part.feeds >= 0) continue;
-    incoming.way = way_of(id);
-    if (incoming.way == Way::kSlot) {
-      slot_users_.push_back({.part = id});
-      largest = std::max(largest, part.num_bytes);
-    }
-    for (const Copy& copy : part.copies)
-      targets_[copy.dst.tensor - program_.num_sources()].missing_bytes += copy.wire_bytes();
-  }
-  make_slots(std::min<size_t>(kSlots, slot_users_.size()), largest);
-}
-
-Run::Way Run::way_of(int32_t id) const {
-  const Part& part = part_of(id);
-  // What is converted has no digest that both ends could take where it lies.
-  if (segment_ && part.placed && (part.plain || !routine_.options().verify)) return Way::kDirect;
-  if (part.manner == Manner::kPack || !reaches(part.src)) return Way::kSlot;
-  if (part.manner == Manner::kWrite) return Way::kWritten;
-  // The source does not say that it may be read: see routine.h.
-  return routine_.in_place()[id] ? Way::kSlot : Way::kPull;
-}
-
-/// Whether this rank and `peer` reach each other's ordinary memory.
-bool Run::reaches(Rank peer) const { return caps().pull && comm_.transport().readable(peer); }
-
-/// Folds take slots before anything else does: see the top of run.h.
-void Run::count_folds() {
-  folds_.resize(program_.folds().size());
-  for (size_t id = 0; id < folds_.size(); ++id) {
-    for (const int32_t part : program_.folds()[id].parts)
-      if (!part_of(part).local()) ++folds_[id].missing;
-    if (folds_[id].missing == 0)
-      foldable_.push_back(static_cast<int32_t>(id));
-    else
-      slot_users_.push_back({.fold = static_cast<int32_t>(id)});
-  }
-}
-
-void Run::make_slots(size_t count, int64_t largest_bytes) {
-  if (count == 0) return;
-  const size_t pitch = slot_pitch(static_cast<size_t>(largest_bytes));
-  const RegionPtr region = comm_.transport().staging(count * pitch, comm_.options().between);
-  staging_ = region;
-  const Span staging = region ? region->span() : Span{};
-  report_.staging_bytes = static_cast<int64_t>(staging.bytes);
-  for (size_t slot = 0; slot < count; ++slot) {
-    slot_offset_.push_back(slot * pitch);
-    free_slots_.push_back(static_cast<int32_t>(count - 1 - slot));
-    slots_.push_back(staging.data == nullptr ? nullptr : staging.data + slot * pitch);
-  }
-}
-
-void Run::provide(int32_t local, const TensorMemory& memory) {
-  program_.check_target(local, memory);
-  tensors_[program_.num_sources() + local] = memory;
-}
-
-void Run::start() {
-  started_ = true;
-  if (caps().pull && !routine_.streaming()) set_addresses();
-  grant_places();
-  if (caps().pull && !routine_.streaming()) announce_ready();
-}
-
 Event Run::advance() {
   if (!started_) start();
   for (;;) {
-    if (auto event = hand_over()) return *event;
+    if (auto event = ledger_.next_event()) return *event;
     if (auto event = grant_slots()) return *event;
-    if (handle_arrivals() || fold_next() || pull_next() || run_local_copy()) continue;
-    if (done()) {
-      if (auto event = open_up_to(static_cast<int32_t>(targets_.size()) - 1)) return *event;
-      if (next_local_ < targets_.size()) continue;
-      if (auto event = hand_over()) return *event;
+    if (settle() || handle_arrivals() || fold_next() || read_next() || copy_locally()) continue;
+    if (!pending_.empty()) continue;  // what is under way ends without a message
+    if (flow_.done()) {
+      if (auto event = ledger_.open_up_to(program_.num_targets() - 1)) return *event;
+      if (auto event = ledger_.next_event()) return *event;
       finish();
       return {};
     }
@@ -122,103 +25,256 @@ Event Run::advance() {
   }
 }
 
-/// Streaming only: the next tensor, in layout order, that is complete.
-std::optional<Event> Run::hand_over() {
-  if (!routine_.streaming() || next_hand_over_ >= next_open_) return std::nullopt;
-  const Target& target = targets_[next_hand_over_];
-  if (target.missing_bytes > 0 || static_cast<int32_t>(next_local_) <= next_hand_over_)
-    return std::nullopt;
-  open_bytes_ -= program_.target_bytes(next_hand_over_);
-  return Event{Event::Kind::kFinished, next_hand_over_++};
-}
+void Run::provide(int32_t local, const TensorMemory& memory) { memory_.provide(local, memory); }
 
-/// Streaming only: asks for the next tensor, in layout order, up to `local`.
-std::optional<Event> Run::open_up_to(int32_t local) {
-  if (!routine_.streaming() || next_open_ > local) return std::nullopt;
-  open_bytes_ += program_.target_bytes(next_open_);
-  return Event{Event::Kind::kNeed, next_open_++};
-}
-
+/// Streaming: a slot is granted once the tensors that its part reaches are open.
 std::optional<Event> Run::grant_slots() {
-  while (next_slot_user_ < slot_users_.size() && !free_slots_.empty()) {
-    const SlotUser& user = slot_users_[next_slot_user_];
-    const int32_t last = routine_.streaming() ? part_of(user.part).last_target : 0;
-    // Too much is open: what has been granted, and what comes from this rank, goes first.
-    const bool full = routine_.streaming() && open_bytes_ >= routine_.options().open_bytes;
-    const bool busy =
-        next_slot_user_ > slots_landed_ || static_cast<int32_t>(next_local_) < next_open_;
-    if (full && busy && last >= next_open_) return std::nullopt;
-    if (auto event = open_up_to(last)) return event;
-    grant_slot(user);
-    ++next_slot_user_;
+  while (flow_.may_grant(kLine)) {
+    if (routine_.streaming()) {
+      const int32_t last = part_of(flow_.next_in(kLine)).last_target;
+      // Too much is open: what has been granted, and what comes from this rank, goes first.
+      const bool busy = flow_.any_slot_in_use(kLine) || ledger_.any_local_copies();
+      if (busy && ledger_.is_full_for(last)) return std::nullopt;
+      if (auto event = ledger_.open_up_to(last)) return event;
+    }
+    flow_.grant_slot(kLine);
   }
   return std::nullopt;
 }
 
-void Run::grant_slot(const SlotUser& user) {
-  const int32_t slot = free_slots_.back();
-  free_slots_.pop_back();
-  const RegionPtr staging = staging_.lock();
-  size_t within = 0;  // the slot
-  const auto grant = [&](int32_t id) {
-    incoming_[id].slot = slot;
-    incoming_[id].base = slots_[slot] == nullptr ? nullptr : slots_[slot] + within;
-    incoming_[id].granted = true;
-    Message granted = message(MessageKind::kGranted, id);
-    granted.place = {staging ? staging->id() : 0, slot_offset_[slot] + within};
-    if (staging) comm_.transport().offer(part_of(id).src, staging);
-    comm_.send(part_of(id).src, granted);
-  };
-  if (user.fold < 0) return grant(user.part);
-  folds_[user.fold].slot = slot;
-  const Fold& fold = program_.folds()[user.fold];
-  for (const int32_t id : fold.parts) {
-    if (part_of(id).local()) continue;
-    grant(id);
-    within += static_cast<size_t>(fold.pitch_bytes);
-  }
+/// Now, where the copy is done: nothing overtakes what was submitted before it.
+template <class Then>
+void Run::when_done(Copier::Ticket ticket, const Then& then) {
+  if (pending_.empty() && copier_.done(ticket)) return then();
+  pending_.push_back({ticket, then});
 }
 
-/// True when it did something, be it only to find a tensor without local copies.
-bool Run::run_local_copy() {
-  const size_t before = next_local_;
-  const auto limit = routine_.streaming() ? static_cast<size_t>(next_open_) : targets_.size();
-  while (next_local_ < limit) {
-    Target& target = targets_[next_local_];
-    const std::vector<Copy>& copies = program_.local_copies()[next_local_];
-    if (target.aliased || target.local_done == copies.size()) {
-      ++next_local_;
-      continue;
-    }
-    const TraceSpan span(Subsystem::kEngine, "local move");
-    const Stopwatch watch(report_.local_seconds);
-    copy_within(copies[target.local_done++]);
+/// What follows from copies that have ended.
+bool Run::settle() {
+  bool settled = false;
+  for (; !pending_.empty() && copier_.done(pending_.front().ticket); settled = true) {
+    const std::function<void()> then = std::move(pending_.front().then);
+    pending_.pop_front();
+    then();
+  }
+  return settled;
+}
+
+bool Run::handle_arrivals() {
+  arrivals_.clear();
+  comm_.drain(arrivals_);
+  for (const Arrival& arrival : arrivals_) {
+    routine_.check_plan_of(arrival.peer, arrival.message.plan);
+    if (!take(arrival.message, arrival.peer))
+      throw TransportError(
+          "a peer sent a message that fits no bucket",
+          str_cat("rank ", arrival.peer, ", kind ", static_cast<int>(arrival.message.kind),
+                  ", bucket ", arrival.message.bucket),
+          "Do all ranks run the same version?");
+    comm_.made_progress();
+  }
+  return !arrivals_.empty();
+}
+
+/// False where the message is not one that this peer may send now.
+bool Run::take(const Message& message, Rank peer) {
+  if (message.kind == MessageKind::kAddresses) {
+    routine_.tables().add_part(program_.src_layout(), program_.dst_layout(), peer, message.text,
+                               message.part.offset, message.part.total_bytes);
     return true;
   }
-  return next_local_ != before;
+  const bool outgoing =
+      message.kind == MessageKind::kGranted || message.kind == MessageKind::kReleased;
+  const int32_t id = outgoing ? program_.find(comm_.rank(), peer, message.bucket)
+                              : program_.find(peer, comm_.rank(), message.bucket);
+  if (id < 0 || !knows_addresses(message, peer)) return false;
+  switch (flow_.take(id, message)) {
+    case Flow::Heard::kWrong:
+      return false;
+    case Flow::Heard::kNothing:
+      return true;
+    case Flow::Heard::kGranted:
+      send_part(id);
+      return true;
+    case Flow::Heard::kReady:
+      readable_.emplace_back(id, message.digest);
+      return true;
+    case Flow::Heard::kLanded:
+      receive_part(id, message.digest);
+      return true;
+    case Flow::Heard::kReleased:
+      ++report_.read_buckets;
+      note_sent(id);
+      return true;
+  }
+  return false;
 }
 
-bool Run::done() const {
-  return landed_ == program_.incoming().size() && sent_ == program_.outgoing().size() &&
-         folded_ == folds_.size();
+/// Whether this rank has those that the message goes by, where it goes by any.
+bool Run::knows_addresses(const Message& message, Rank peer) {
+  const bool by_address =
+      message.kind == MessageKind::kReady ||
+      (message.kind == MessageKind::kGranted && message.direct && message.place.region == 0);
+  return !by_address || routine_.tables().knows(peer, message.addresses);
+}
+
+void Run::send_part(int32_t id) {
+  const Part& part = part_of(id);
+  TraceSpan span(Subsystem::kEngine, "pack");
+  span.arg("bucket", part.name).arg("peer", part.dst).arg("bytes", part.num_bytes);
+  const Flow::Grant& grant = flow_.grant_of(id);
+  routine_.in_place()[id] = grant.direct;
+  std::byte* packed = nullptr;
+  Copier::Ticket ticket;
+  if (caps().payload) {
+    const Stopwatch watch(report_.pack_seconds);
+    if (!grant.direct)
+      packed = granted_memory(comm_, part.dst, grant.place, static_cast<size_t>(part.num_bytes));
+    ticket = write_part(part, grant, packed);
+  }
+  when_done(ticket, [this, id, packed] { say_landed(id, packed); });
+}
+
+Copier::Ticket Run::write_part(const Part& part, const Flow::Grant& grant, std::byte* packed) {
+  if (!grant.direct) return copier_.submit(memory_.pack(part, packed));
+  if (grant.by_address()) return copier_.write(part.dst, memory_.runs_to_peer(part));
+  std::byte* const segment =
+      granted_memory(comm_, part.dst, grant.place, memory_.segment_bytes(part.dst),
+                     "a peer grants memory that its tensors do not fit into");
+  return copier_.submit(memory_.place(part, segment));
+}
+
+void Run::say_landed(int32_t id, const std::byte* packed) {
+  uint64_t digest = 0;
+  if (caps().payload && routine_.options().verify) {
+    const Stopwatch watch(report_.pack_seconds);
+    digest = memory_.digest_of_source(part_of(id), packed);
+  }
+  flow_.say_landed(id, digest, static_cast<uint64_t>(part_of(id).payload_bytes));
+  note_sent(id);
+}
+
+void Run::receive_part(int32_t id, uint64_t digest) {
+  const Part& part = part_of(id);
+  TraceSpan span(Subsystem::kEngine, "unpack");
+  span.arg("bucket", part.name).arg("peer", part.src).arg("bytes", part.num_bytes);
+  Copier::Ticket ticket;
+  if (caps().payload && part.feeds < 0 && flow_.way_of(id) == Flow::Way::kSlot) {
+    const Stopwatch watch(report_.unpack_seconds);
+    ticket = copier_.submit(memory_.unpack(part, flow_.slot_of(id)));
+  }
+  when_done(ticket, [this, id, digest] {
+    compare_digests(id, digest);
+    note_received(id);
+    flow_.took(id);
+  });
+}
+
+bool Run::read_next() {
+  if (readable_.empty()) return false;
+  const auto [id, digest] = readable_.front();
+  readable_.pop_front();
+  const Part& part = part_of(id);
+  TraceSpan span(Subsystem::kEngine, "pull");
+  span.arg("peer", part.src).arg("bytes", part.num_bytes);
+  Copier::Ticket ticket;
+  {
+    const Stopwatch watch(report_.unpack_seconds);
+    ticket = copier_.read(part.src, memory_.runs_from_peer(part));
+  }
+  when_done(ticket, [this, id, digest] {
+    compare_digests(id, digest);
+    note_received(id);
+    flow_.say_released(id);
+  });
+  return true;
+}
+
+void Run::compare_digests(int32_t id, uint64_t theirs) {
+  if (!caps().payload || !routine_.options().verify) return;
+  const Part& part = part_of(id);
+  const Stopwatch watch(report_.unpack_seconds);
+  const uint64_t found = memory_.digest_of_target(part, flow_.slot_of(id));
+  if (theirs != found)
+    throw TransportError(
+        "a bucket arrived damaged",
+        str_cat("bucket ", part.name / kNumManners, " from rank ", part.src, " to rank ", part.dst,
+                ", ", part.num_bytes, " bytes, digests ", theirs, " and ", found),
+        "Do not use the destination tensors; check the memory of both hosts.");
+  ++report_.verified_buckets;
+}
+
+bool Run::fold_next() {
+  const std::optional<int32_t> id = flow_.next_full_gate();
+  if (!id) return false;
+  const Fold& fold = program_.folds()[*id];
+  TraceSpan span(Subsystem::kEngine, "fold");
+  span.arg("fold", *id);
+  const Stopwatch watch(report_.unpack_seconds);
+  Copier::Ticket ticket;
+  if (caps().payload)
+    ticket =
+        copier_.submit(memory_.fold(fold, [this](int32_t part) { return flow_.slot_of(part); }));
+  for (const int32_t part : fold.kept) ticket = keep(part_of(part).copies);
+  when_done(ticket, [this, id = *id] { open_gate(id); });
+  return true;
+}
+
+/// A result is there: it goes on.
+void Run::open_gate(int32_t id) {
+  const std::vector<int32_t> granted = flow_.open_gate(id);
+  const Fold& fold = program_.folds()[id];
+  for (const int32_t part : fold.parts)
+    if (part_of(part).local()) ledger_.was_read(part_of(part));
+  if (caps().pull)
+    for (const int32_t part : fold.outgoing) announce_ready(part);
+  for (const int32_t part : granted) send_part(part);
+}
+
+bool Run::copy_locally() {
+  if (!ledger_.any_local_copies()) return false;
+  const TraceSpan span(Subsystem::kEngine, "local move");
+  const Stopwatch watch(report_.local_seconds);
+  const Copy& copy = ledger_.next_local_copy();
+  when_done(keep(std::span(&copy, 1)), [this, &copy] { ledger_.copied(copy); });
+  return true;
+}
+
+Copier::Ticket Run::keep(std::span<const Copy> copies) {
+  for (const Copy& copy : copies) report_.local_bytes += copy.wire_bytes();
+  return caps().payload ? copier_.submit(memory_.keep(copies)) : Copier::Ticket{};
 }
 
 void Run::wait_for_peers() {
-  std::vector<Rank> owing;
-  int32_t first = -1;
-  const auto add = [&](int32_t id, Rank peer) {
-    if (owing.empty()) first = id;
-    if (std::ranges::find(owing, peer) == owing.end()) owing.push_back(peer);
-  };
+  std::vector<int32_t> waiting;
   for (const int32_t id : program_.incoming())
-    if (incoming_[id].open && (incoming_[id].granted || incoming_[id].way == Way::kPull))
-      add(id, part_of(id).src);
-  const bool arrival = first >= 0;
+    if (flow_.waits_for(id)) waiting.push_back(id);
+  const bool arrival = !waiting.empty();
   for (const int32_t id : program_.outgoing())
-    if (outgoing_open_[id]) add(id, part_of(id).dst);
+    if (flow_.waits_for(id)) waiting.push_back(id);
+  ensure(!waiting.empty(), "a run waits although nothing is missing");
   const TraceSpan span(Subsystem::kEngine, "wait");
   const Stopwatch watch(report_.wait_seconds);
-  comm_.wait(owing, str_cat(arrival ? "arrival" : "grant", " of ", program_.describe(first)));
+  comm_.wait(flow_.peers_of(waiting),
+             str_cat(arrival ? "arrival" : "grant", " of ", program_.describe(waiting.front())));
+}
+
+void Run::note_sent(int32_t id) {
+  const Part& part = part_of(id);
+  ledger_.was_read(part);
+  ++report_.buckets_out;
+  report_.sent_bytes += part.payload_bytes;
+  pair_row(report_, part.dst).sent_bytes += part.payload_bytes;
+}
+
+void Run::note_received(int32_t id) {
+  const Part& part = part_of(id);
+  if (part.placed) ledger_.landed(part);
+  ++report_.buckets_in;
+  if (flow_.way_of(id) == Flow::Way::kPlace) ++report_.direct_buckets;
+  if (flow_.way_of(id) == Flow::Way::kRead) ++report_.pulled_buckets;
+  report_.received_bytes += part.payload_bytes;
+  pair_row(report_, part.src).received_bytes += part.payload_bytes;
 }
 
 void Run::finish() {

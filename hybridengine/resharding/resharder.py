@@ -139,9 +139,7 @@ class Resharder:
             (Path(folder) / f"program-{self.comm.rank}.txt").write_text(program)
 
     def _make_routine(self, schedule: Any, **options: Any) -> Any:
-        return _core.Routine(
-            schedule, self.comm.rank, plan=schedule.digest(), verify=self.verify, **options
-        )
+        return _core.Routine(schedule, plan=schedule.digest(), verify=self.verify, **options)
 
     def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
         self.plan = _core.make_plan(self.src.core, self.dst.core)
