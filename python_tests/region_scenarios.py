@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
+import threading
 import time
 from typing import Any
 
@@ -26,7 +28,17 @@ def shared_mib() -> int:
 
 def regions_mapped() -> int:
     with open("/proc/self/maps") as maps:
-        return sum("/memfd:hybridengine-" in line and "-board" not in line for line in maps)
+        return sum(map(is_region, maps))
+
+
+def regions_held() -> tuple[int, int]:
+    """Of memory that ranks write into: descriptors and mappings of this process."""
+    files = map(link_of, map(int, os.listdir("/proc/self/fd")))
+    return sum(map(is_region, files)), regions_mapped()
+
+
+def is_region(name: str) -> bool:
+    return "/memfd:hybridengine-" in name and "-board" not in name
 
 
 def descriptors() -> int:
@@ -109,6 +121,39 @@ def drop_results(comm: Communicator) -> list[tuple[int, int, int]]:
     gc.collect()
     note()
     return seen
+
+
+def interrupt_reserving(comm: Communicator, size: int) -> tuple[str, str, int, tuple[int, int]]:
+    """Rank 1 is interrupted while it reserves its results. What it raises, how many bytes it had
+    reserved by then, and what it still holds."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    layouts = [hybridengine.LayoutRule.parse(f"hf@{rank}") for rank in (0, 1)]
+    source = {"w": torch.empty(size, dtype=torch.uint8)} if comm.rank == 0 else None
+    resharder = hybridengine.Resharder(source, *layouts, comm=comm)
+    kept: list[int] = []
+
+    def press_once_it_is_there() -> None:
+        while not kept:
+            for file in map(int, os.listdir("/proc/self/fd")):
+                if "hybridengine-destination" in link_of(file):
+                    kept.append(os.open(f"/proc/self/fd/{file}", os.O_RDONLY))
+                    return os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.001)
+
+    presser = threading.Thread(target=press_once_it_is_there)
+    if comm.rank == 1:
+        presser.start()
+    try:
+        resharder.run()
+        seen = ("nothing", "")
+    except BaseException as error:
+        seen = (type(error).__name__, str(error))
+    reserved_bytes = 0
+    if comm.rank == 1:
+        presser.join()
+        reserved_bytes = os.fstat(kept[0]).st_blocks * 512
+        os.close(kept[0])
+    return *seen, reserved_bytes, regions_held()
 
 
 def reshard_among_some(comm: Communicator, busy: int) -> tuple[int, float, int]:

@@ -137,10 +137,11 @@ def test_other_threads_run_while_memory_is_reserved(make):
     def count() -> None:
         while not stop.is_set():
             counted[0] += 1
+            time.sleep(0.0005)
 
     thread = threading.Thread(target=count)
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1)  # a thread gets its turn only where another gives it away
+    sys.setswitchinterval(60)  # a thread gets its turn only where another gives it away
     thread.start()
     try:
         before = counted[0]

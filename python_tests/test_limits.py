@@ -46,9 +46,10 @@ def test_a_rank_of_another_user_is_an_error_on_all(open_folder):
 
 @pytest.mark.slow
 def test_many_ranks_of_an_ordinary_user_wait_for_none_that_is_idle(open_folder):
-    src, dst = "fsdp2(4)", "replicated(4)@4-7"
-    run_ranks(
-        33,
+    """And the idle ones hold nothing: no descriptor, no mapping of what others write into."""
+    src, dst, world = "fsdp2(4)", "replicated(4)@4-7", 33
+    held = run_ranks(
+        world,
         scenarios.among_some,
         str(open_folder),
         src,
@@ -58,3 +59,6 @@ def test_many_ranks_of_an_ordinary_user_wait_for_none_that_is_idle(open_folder):
         timeout=60,
         limit=120,
     )
+    assert held[:4] == [(0, 4, 0)] * 4  # they wrote into the results of four others
+    assert held[4:8] == [(1, 1, 0)] * 4  # their own
+    assert held[8:] == [(0, 0, 0)] * (world - 8)

@@ -91,6 +91,17 @@ def test_reserving_memory_ends_with_ctrl_c():
         signal.signal(signal.SIGUSR1, previous)
 
 
+def test_ctrl_c_ends_a_run_that_reserves_its_results():
+    """With most of it unreserved; nothing is left, and the other rank hears why."""
+    size = 2 << 30
+    other, pressed = run_ranks(2, scenarios.interrupt_reserving, size)
+    kind, _, reserved_bytes, held = pressed
+    assert (kind, held) == ("KeyboardInterrupt", (0, 0)) and reserved_bytes < size // 2
+    kind, text, _, held = other
+    assert (kind, held) == ("TransportError", (0, 0))
+    assert "rank 1 was lost: KeyboardInterrupt" in text
+
+
 def as_nobody(pipe: Any, path: str, rank: int, world: int, busy: int) -> None:
     from torch.distributed import FileStore
 
