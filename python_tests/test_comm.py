@@ -340,7 +340,7 @@ def send_to_who_does_not_read(comm: Any, peer: Any, parts: int) -> Any:
     def source(elems: int) -> tuple[Any, list[torch.Tensor]]:
         spec = Spec.from_tensors([("w", (elems,), "float32")])
         schedule = plan(spec, "hf", "hf@1").schedule(0, 4)
-        return _core.Routine(schedule, 0), [torch.ones(elems)]
+        return _core.Routine(schedule), [torch.ones(elems)]
 
     region = peer.staging(1 << 12)
     peer.offer(0, region)

@@ -202,6 +202,7 @@ def test_huge_pages_stop_with_their_owner():
     pages = _core.HugePages([tensor])
     pages.pause()
     collapsed = pages.collapsed_bytes
+    time.sleep(0.1)
     assert pages.collapsed_bytes == collapsed and bool((tensor == 1).all())
     pages.resume()
     del pages

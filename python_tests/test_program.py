@@ -11,7 +11,8 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from hybridengine import Layout, LayoutRule, Resharder, Spec
+from hybridengine import Layout, LayoutRule, Resharder, Spec, _core
+from hybridengine.models.presets import PRESETS
 
 ROWS, COLS = 96, 6144
 # Halves of rows become thirds of columns: long at the destination, 8,192 bytes of each row at the
@@ -140,20 +141,85 @@ def test_sources_may_be_strided_in_another_way_in_the_next_run(transport):
     run_ranks(2, strides_that_change, transport=transport)
 
 
-def dump(comm: Any, folder: str) -> None:
+def dump(comm: Any, folder: str, kind: str | None) -> None:
     os.environ["HYBRIDENGINE_DUMP"] = folder
     spec = Spec.from_tensors([("w", (64, 1024), "float32"), ("v", (3,), "float32")])
     src = LayoutRule.parse("fsdp2(2)").bind(spec)
     dst = LayoutRule.parse("replicated(2)").bind(spec)
     model = {n: torch.ones(s) for n, s, _ in src.locals(comm.rank)}
-    Resharder(model, src, dst, comm=comm)
+    Resharder(model, src, dst, comm=comm, dtype=kind)
 
 
 def test_programs_are_printed(tmp_path):
-    run_ranks(2, dump, str(tmp_path / "dump"), transport="cma")
-    text = (tmp_path / "dump" / "program-1.txt").read_text()
+    run_ranks(2, dump, str(tmp_path / "dump"), None, transport="cma")
+    names = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    both = [f"{kind}.{rank}.txt" for kind in ("program", "schedule") for rank in range(2)]
+    assert names == sorted(["plan.txt", *both])
+    text = (tmp_path / "dump" / "program.1.txt").read_text()
     assert text.startswith("program of rank 1: fsdp2(2) -> replicated(2)\n")
     assert "2 source tensors, 2 destination tensors" in text
-    bucket = r"bucket \d+/\d+, round \d+, first tensor 'w', step 0"
-    assert re.search(f"from rank 0: {bucket}, 131080 bytes in 2 copies, read\n", text)
-    assert "keeps 2 copies of 131076 bytes" in text
+    bucket = r"bucket \d+/\d+, round \d+, first tensor 'w'"
+    assert "receives 131080 bytes in 1 part\n" in text
+    assert re.search(
+        f"from rank 0: {bucket}: 131080 bytes in 2 copies, read where it lies there\n", text
+    )
+    assert "sends 131076 bytes in 1 part\n" in text
+    assert re.search(
+        f"to rank 0: {bucket}: 131076 bytes in 2 copies, read from here by the receiver\n", text
+    )
+    assert "copies 131076 bytes of its own, in 2 copies\n" in text
+    run_ranks(2, dump, str(tmp_path / "half"), "bfloat16", transport="cma")
+    text = (tmp_path / "half" / "program.1.txt").read_text()
+    assert re.search(": 65540 bytes in 2 copies, converted on the way, through a slot\n", text)
+
+
+def test_a_program_says_what_is_combined():
+    """A reduction of two ranks, of which each combines a half and sends it on."""
+    spec = Spec.from_tensors([("w", (64, 1024), "float32")])
+    src = LayoutRule.parse("replicated(2)").partial("mean").bind(spec)
+    dst = LayoutRule.parse("replicated(2)").bind(spec)
+    schedule = _core.make_schedule(_core.make_plan(src.core, dst.core), 0, 1 << 20)
+    tensors = [torch.empty(64, 1024)]
+    text = _core.Routine(schedule, readable=[0, 1]).program(tensors, tensors)
+    for words in (
+        r"from rank 1: .*'w': 131072 bytes in 1 copy, a contribution to fold 0, .*through a slot",
+        r"from rank 1: .*'w': 131072 bytes in 1 copy, the result of a fold there, read where",
+        r"to rank 1: .*'w': 131072 bytes in 1 copy, a contribution to a fold there, ",
+        r"to rank 1: .*'w': 131072 bytes in 1 copy, the result of fold 0, read from here",
+        r"fold 0: combines 2 contributions, in rank order, in 1 box; a slot holds 131072 bytes",
+    ):
+        assert re.search(words, text), text
+
+
+def bytes_by_way(text: str) -> dict[str, int]:
+    """Of what a rank receives, by the last words of its line."""
+    ways: dict[str, int] = {}
+    for line in text.splitlines():
+        if found := re.search(r"from rank .*: (\d+) bytes in .*, (\w+)[^,]*$", line):
+            ways[found[2]] = ways.get(found[2], 0) + int(found[1])
+    return ways
+
+
+@pytest.mark.parametrize(
+    ("model", "dst", "most_packed"),
+    [("smollm2-135m", "vllm(tp=3)", 0.1), ("qwen2.5-0.5b", "vllm(tp=2)", 0.001)],
+)
+def test_a_real_model_is_packed_only_where_runs_are_short(model, dst, most_packed):
+    """The way goes by tensor: in every bucket there are some with short rows, whose mean with the
+    others would have all of it copied twice."""
+    spec = Spec.from_config(PRESETS[model])
+    src, into = (LayoutRule.parse(text).bind(spec) for text in ("fsdp2(2)", dst))
+    plan = _core.make_plan(src.core, into.core)
+    ways: dict[str, int] = {}
+    for rank in into.ranks:
+        schedule = _core.make_schedule(plan, rank)
+        tensors = [
+            [torch.empty(shape, dtype=torch.bfloat16) for _, shape, _ in layout.locals(rank)]
+            for layout in (src, into)
+        ]
+        routine = _core.Routine(schedule, readable=[0, 1])
+        for way, num_bytes in bytes_by_way(routine.program(*tensors)).items():
+            ways[way] = ways.get(way, 0) + num_bytes
+    received = sum(row["received_bytes"] for row in plan.certificate.ranks)
+    assert set(ways) <= {"through", "read", "written"} and sum(ways.values()) == received
+    assert ways["through"] <= most_packed * received

@@ -82,6 +82,33 @@ def test_every_way_gives_the_same_bytes(transport, source_kind, out_kind):
         assert (pulled > 0) == reads
 
 
+def convert(comm: Any, kind: str) -> list[tuple[int, int, int]]:
+    """(buckets in, written in place, staging) of each run; throws on a wrong value."""
+    full = {"w": torch.arange(96 * 1024.0).reshape(96, 1024) / 7, "v": torch.arange(5.0) / 3}
+    expected = {name: tensor.to(getattr(torch, kind)) for name, tensor in full.items()}
+    model = None
+    if comm.rank < 2:
+        model = {n: t.chunk(2)[comm.rank].clone() for n, t in full.items()}
+    resharder = Resharder(model, "fsdp2(2)", "replicated(2)@1-2", comm=comm, dtype=kind)
+    ways = []
+    for _ in range(2):
+        result = resharder.run()
+        for name, tensor in expected.items() if comm.rank > 0 else ():
+            assert torch.equal(result[name], tensor), name
+        report = resharder.report
+        ways.append((report.buckets_in, report.direct_buckets, report.staging_bytes))
+    return ways
+
+
+@pytest.mark.parametrize("transport", ["loopback", "shm", "cma"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float64"])
+def test_what_is_converted_goes_straight_into_mapped_memory(transport, kind):
+    """One copy, as without a conversion: no slot, no staging."""
+    for ways in run_ranks(3, convert, kind, transport=transport)[1:]:
+        for buckets, direct, staging_bytes in ways:
+            assert buckets == direct > 0 and staging_bytes == 0
+
+
 def read_moved_sources(comm: Any) -> None:
     """The source's memory is another one in the second run."""
     spec = Spec.from_tensors([("w", (64, 1024), "float32")])

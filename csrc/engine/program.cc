@@ -35,11 +35,6 @@ Manner manner_of(const Plan& plan, const Move& move, const Item& item) {
   return Manner::kPack;
 }
 
-std::string_view name_of(Manner manner) {
-  constexpr std::string_view kNames[] = {"pack", "read", "write"};
-  return kNames[static_cast<size_t>(manner)];
-}
-
 }  // namespace
 
 StridedEnd packed_end(const Copy& copy, std::byte* part) {
@@ -261,33 +256,6 @@ std::string Program::describe(int32_t id) const {
   return str_cat("bucket ", part.name / kNumManners, "/", schedule_->buckets().size(), ", round ",
                  part.round, ", first tensor '", layout.name_of(layout.locals()[first + local]),
                  "'");
-}
-
-std::string Program::to_string() const {
-  std::string text =
-      str_cat("program of rank ", rank_, ": ", src_layout().text(), " -> ", dst_layout().text(),
-              "\n", num_sources_, " source tensors, ", num_targets(), " destination tensors\n");
-  const auto add = [&](int32_t id, const char* verb, Rank peer) {
-    const Part& part = parts_[id];
-    text += str_cat("  ", verb, peer, ": ", describe(id), ", step ", int{part.step}, ", ",
-                    part.payload_bytes, " bytes in ", part.copies.size(), " copies, ",
-                    name_of(part.manner), part.plain ? "" : ", converted",
-                    part.feeds < 0 ? "" : str_cat(", feeds fold ", part.feeds),
-                    part.gate < 0 ? "" : str_cat(", waits for fold ", part.gate), "\n");
-  };
-  text += str_cat("receives ", incoming_.size(), " parts\n");
-  for (const int32_t id : incoming_) add(id, "from rank ", parts_[id].src);
-  text += str_cat("sends ", outgoing_.size(), " parts\n");
-  for (const int32_t id : outgoing_) add(id, "to rank ", parts_[id].dst);
-  int64_t kept_bytes = 0, kept = 0;
-  for (const std::vector<Copy>& copies : local_copies_)
-    for (const Copy& copy : copies) kept_bytes += copy.wire_bytes(), ++kept;
-  text += str_cat("keeps ", kept, " copies of ", kept_bytes, " bytes\n");
-  for (size_t i = 0; i < folds_.size(); ++i)
-    text += str_cat("fold ", i, ": ", folds_[i].parts.size(), " contributions to ",
-                    folds_[i].boxes.size(), " boxes, ", folds_[i].pitch_bytes,
-                    " bytes of room for each\n");
-  return text;
 }
 
 }  // namespace hybridengine

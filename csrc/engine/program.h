@@ -138,9 +138,10 @@ class Program {
 
   /// "bucket 12/88, round 3, first tensor 'x'".
   std::string describe(int32_t part) const;
-  std::string to_string() const;
+  std::string to_string() const;  // program_text.cc
 
  private:
+  std::string text_of(int32_t part) const;
   void check_tensors(std::span<const TensorMemory> tensors) const;
   void add_buckets(const ProgramOptions& options);
   void add_parts(int32_t bucket, bool by_manner);

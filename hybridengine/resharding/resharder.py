@@ -136,7 +136,7 @@ class Resharder:
             targets = self._fresh.make() if self._targets is None else self._targets
             with self._naming(targets):
                 program = self._routine.program(self._sources, targets)
-            (Path(folder) / f"program-{self.comm.rank}.txt").write_text(program)
+            (Path(folder) / f"program.{self.comm.rank}.txt").write_text(program)
 
     def _make_routine(self, schedule: Any, **options: Any) -> Any:
         return _core.Routine(schedule, plan=schedule.digest(), verify=self.verify, **options)
@@ -385,7 +385,7 @@ def reshard(
 
 def _dump(rank: int, plan: Any, schedule: Any) -> None:
     """Prints the plan, which is everyone's, and this rank's schedule into the folder of
-    HYBRIDENGINE_DUMP."""
+    HYBRIDENGINE_DUMP; its program follows once the tensors are known."""
     folder = _core.env_dump()
     if not folder:
         return
