@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import run_ranks, run_threads
 
 import hybridengine
-from hybridengine import Layout, Resharder, Spec, _core
+from hybridengine import Communicator, Layout, Resharder, Spec, TransportError, _core
 
 MEMORY_MAP = "memfd:hybridengine-destination"
 
@@ -207,6 +207,41 @@ def test_huge_pages_stop_with_their_owner():
     pages.resume()
     del pages
     assert bool((tensor == 1).all())
+
+
+class Pages:
+    """Stands for huge pages that are being made: says when it was told to pause."""
+
+    collapsed_bytes, seconds = 0, 0.0
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+
+def test_no_huge_pages_are_made_during_a_run():
+    both_are_through = threading.Barrier(2)
+
+    def main(comm: Communicator) -> list[str]:
+        source = {"w": torch.ones(4)}
+        resharder = Resharder(source, "replicated(2)", "hf@1", comm=comm)
+        resharder._huge_pages = pages = Pages()
+        move = resharder._move
+        resharder._move = lambda *args: (pages.told.append("move"), move(*args))[1]
+        resharder.run()
+        both_are_through.wait()
+        resharder._move = lambda *args: 1 / 0
+        with pytest.raises((ZeroDivisionError, TransportError)):
+            resharder.run()
+        return pages.told
+
+    expected = ["pause", "move", "resume", "pause", "resume"]
+    assert run_threads(2, main, transport="loopback") == [expected] * 2
 
 
 def write_in_place(comm: Any) -> bool:

@@ -13,16 +13,7 @@ from ranks import run_threads
 
 import hybridengine
 import hybridengine.tensors as memory
-from hybridengine import (
-    Communicator,
-    Layout,
-    Resharder,
-    Spec,
-    TransportError,
-    UsageError,
-    reshard,
-)
-from hybridengine.resharding.report import Report
+from hybridengine import Communicator, Layout, Resharder, Spec, UsageError, reshard
 
 pytestmark = pytest.mark.threads
 
@@ -136,66 +127,6 @@ def test_stream_and_out_do_not_go_together():
         return "usable" if resharder.run() else ""
 
     assert run_threads(2, main, transport="loopback") == ["usable"] * 2
-
-
-def test_a_report_is_built_when_it_is_asked_for(monkeypatch):
-    """Once; and by the second run, which looks whether huge pages would help."""
-    built: list[int] = []
-    build = Report.from_core
-
-    def count(*args, **options) -> Report:
-        built.append(threading.get_ident())
-        return build(*args, **options)
-
-    monkeypatch.setattr(Report, "from_core", count)
-
-    def main(comm: Communicator) -> tuple[int, ...]:
-        resharder = Resharder({"w": torch.ones(4)}, "replicated(2)", "hf@1", comm=comm)
-        for _ in range(2):
-            resharder.run()
-        counts = [built.count(threading.get_ident())]
-        for _ in range(3):
-            resharder.run()
-        counts.append(built.count(threading.get_ident()))
-        assert resharder.report is resharder.report
-        return *counts, built.count(threading.get_ident())
-
-    assert run_threads(2, main, transport="loopback") == [(1, 1, 2)] * 2
-
-
-class Pages:
-    """Stands for huge pages that are being made: says when it was told to pause."""
-
-    collapsed_bytes, seconds = 0, 0.0
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def pause(self) -> None:
-        self.told.append("pause")
-
-    def resume(self) -> None:
-        self.told.append("resume")
-
-
-def test_no_huge_pages_are_made_during_a_run():
-    both_are_through = threading.Barrier(2)
-
-    def main(comm: Communicator) -> list[str]:
-        source = {"w": torch.ones(4)}
-        resharder = Resharder(source, "replicated(2)", "hf@1", comm=comm)
-        resharder._huge_pages = pages = Pages()
-        move = resharder._move
-        resharder._move = lambda *args: (pages.told.append("move"), move(*args))[1]
-        resharder.run()
-        both_are_through.wait()
-        resharder._move = lambda *args: 1 / 0
-        with pytest.raises((ZeroDivisionError, TransportError)):
-            resharder.run()
-        return pages.told
-
-    expected = ["pause", "move", "resume", "pause", "resume"]
-    assert run_threads(2, main, transport="loopback") == [expected] * 2
 
 
 def test_views_share_storage_and_are_reported(transport):

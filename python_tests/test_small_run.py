@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
 import tiny_models as tiny
 import torch
-from ranks import Ranks, run_ranks
+from ranks import Ranks, run_ranks, run_threads
 
-from hybridengine import Layout, Resharder, Spec, _core
+from hybridengine import Communicator, Layout, Resharder, Spec, _core
+from hybridengine.resharding.report import Report
 
 SHAPES = {"rows": (7, 33), "odd": (5,), "one": (1,), "none": (0, 3), "scalar": ()}
 
@@ -105,3 +107,28 @@ def die_before_the_third_run(comm: Any) -> str:
 def test_a_rank_that_dies_before_a_small_run_is_named():
     results = Ranks(2, die_before_the_third_run, transport="shm").results(30)
     assert results[1][0] == "ok" and "rank 0" in results[1][1]
+
+
+def test_a_report_is_built_when_it_is_asked_for(monkeypatch):
+    """Once; and by the second run, which looks whether huge pages would help."""
+    built: list[int] = []
+    build = Report.from_core
+
+    def count(*args, **options) -> Report:
+        built.append(threading.get_ident())
+        return build(*args, **options)
+
+    monkeypatch.setattr(Report, "from_core", count)
+
+    def main(comm: Communicator) -> tuple[int, ...]:
+        resharder = Resharder({"w": torch.ones(4)}, "replicated(2)", "hf@1", comm=comm)
+        for _ in range(2):
+            resharder.run()
+        counts = [built.count(threading.get_ident())]
+        for _ in range(3):
+            resharder.run()
+        counts.append(built.count(threading.get_ident()))
+        assert resharder.report is resharder.report
+        return *counts, built.count(threading.get_ident())
+
+    assert run_threads(2, main, transport="loopback") == [(1, 1, 2)] * 2
