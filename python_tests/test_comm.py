@@ -302,7 +302,7 @@ def test_a_communicator_that_is_dropped_frees_its_thread():
 def beside_an_endpoint(transport: str, group: str, enter_timeout: float) -> tuple[Any, Any]:
     """Rank 0, with a timeout of one second, and rank 1, which does what the test says."""
     comm = _core.Communicator(transport, 0, 2, group, 1.0, enter_timeout)
-    peer = _core.Endpoint.make(transport, 1, 2, group)
+    peer = _core.Fabric.make(transport, 1, 2, group)
     addresses = [comm.address(), peer.address()]
     meeting = threading.Thread(target=peer.connect, args=(addresses, 20.0))
     meeting.start()
@@ -318,7 +318,7 @@ def test_a_heartbeat_is_a_count_that_the_receiver_times():
 
     def live() -> None:
         for beat in range(35):  # it never enters the call, which is no reason within a minute
-            peer.set_board(1, heartbeat_ns=-(2**40) * (beat + 1), call=0)
+            peer.show(heartbeat=2**40 * (beat + 1))
             time.sleep(0.1)
         silent.set()
 
@@ -373,7 +373,7 @@ def send_to_who_does_not_read(comm: Any, peer: Any, parts: int) -> Any:
 def test_leaving_does_not_wait_for_ever_for_a_rank_that_reads_nothing(call, words):
     """Rank 1 is in call 2, or still before it: it is named, with what was being done."""
     comm, peer = beside_an_endpoint("shm", f"deaf {call}", 1.0)
-    peer.set_board(1, call=call)
+    peer.show(call=call)
     run = send_to_who_does_not_read(comm, peer, 2000)
     with pytest.raises(TimeoutError) as raised:
         comm.leave()
@@ -387,7 +387,7 @@ def test_leaving_does_not_wait_for_ever_for_a_rank_that_reads_nothing(call, word
 def test_leaving_does_not_wait_for_a_rank_outside_of_the_call():
     """Rank 1 has left call 2 and does something else for as long as it likes."""
     comm, peer = beside_an_endpoint("shm", "gone on", 60.0)
-    peer.set_board(1, call=4)
+    peer.show(call=4)
     run = send_to_who_does_not_read(comm, peer, 2000)
     comm.leave()
     del run

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import engine_scenarios as scenarios
 import pytest
@@ -214,13 +213,13 @@ def test_a_grant_past_the_end_of_memory_is_refused():
     """An offset so large that adding the size of the bucket wraps around."""
     schedule = plan(Spec.from_tensors([("w", (4096,), "float32")]), "hf", "hf@1").schedule(0)
     comm = _core.Communicator("loopback", 0, 2, "too-far", 20.0, 20.0)
-    peer = _core.Endpoint.make("loopback", 1, 2, "too-far")
+    peer = _core.Fabric.make("loopback", 1, 2, "too-far")
     addresses = [comm.address(), peer.address()]
     meeting = threading.Thread(target=peer.connect, args=(addresses, 20.0))
     meeting.start()
     comm.connect(addresses)
     meeting.join()
-    peer.set_board(1, heartbeat_ns=time.monotonic_ns(), call=1)
+    peer.show(heartbeat=1, call=1)
     comm.enter()
     run = _core.Run(comm, _core.Routine(schedule), [torch.ones(4096)], [])
     region = peer.staging(1 << 14)

@@ -61,7 +61,7 @@ def test_sending_to_a_stopped_peer_does_not_block(transport):
 def test_a_peer_that_dies_before_connecting_is_named(transport):
     code = (
         "import sys; from hybridengine import _core\n"
-        f"end = _core.Endpoint.make({transport!r}, int(sys.argv[1]), 2, 'g')\n"
+        f"end = _core.Fabric.make({transport!r}, int(sys.argv[1]), 2, 'g')\n"
         "print(end.address().hex(), flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -73,7 +73,7 @@ def test_a_peer_that_dies_before_connecting_is_named(transport):
             text=True,
         )
         theirs = bytes.fromhex(peer.stdout.readline())
-        end = _core.Endpoint.make(transport, rank, 2, "g")
+        end = _core.Fabric.make(transport, rank, 2, "g")
         addresses = [end.address(), theirs] if rank == 0 else [theirs, end.address()]
         killer = threading.Timer(0.3, peer.kill)
         killer.start()
@@ -89,7 +89,7 @@ def test_a_peer_that_dies_before_connecting_is_named(transport):
 def test_an_address_of_a_third_process_does_not_let_a_rank_in(shm):
     """Rank 1 was told that rank 0 is some other, living process: it drops whoever else knocks."""
     with Ranks(shm, 1, scenarios.count_while_polling) as other:
-        ends = [_core.Endpoint.make(shm, rank, 2, "g") for rank in range(2)]
+        ends = [_core.Fabric.make(shm, rank, 2, "g") for rank in range(2)]
         rank_1 = ends[1].address()
         errors: list = []
         thread = threading.Thread(
@@ -104,13 +104,19 @@ def test_an_address_of_a_third_process_does_not_let_a_rank_in(shm):
 
 
 def forged(address: bytes, at: int, replacement: bytes) -> bytes:
-    """An address of shm with other facts and a digest that fits."""
-    body = address[:at] + replacement + address[at + len(replacement) : -8]
-    return body + _core.digest(body).to_bytes(8, "little")
+    """An address whose part of shm has other facts, with digests that fit."""
+
+    def sealed(body: bytes) -> bytes:
+        return body + _core.digest(body).to_bytes(8, "little")
+
+    begin = address.index(b"host") + len(b"host") + 8  # after its family and its length
+    of_shm = address[begin:-8]
+    of_shm = sealed(of_shm[:at] + replacement + of_shm[at + len(replacement) : -8])
+    return sealed(address[:begin] + of_shm)
 
 
 def test_a_listener_that_belongs_to_another_process_is_refused(shm):
-    ends = [_core.Endpoint.make(shm, rank, 2, "g") for rank in range(2)]
+    ends = [_core.Fabric.make(shm, rank, 2, "g") for rank in range(2)]
     address = forged(ends[1].address(), 76, os.getppid().to_bytes(4, "little"))
     facts = f"process {os.getpid()} of uid {os.getuid()}, expected process {os.getppid()}"
     with pytest.raises(_core.TransportError, match=f"rank 1 is not who its address says: {facts}"):
@@ -128,14 +134,14 @@ def test_a_listener_that_belongs_to_another_process_is_refused(shm):
     ],
 )
 def test_a_rank_out_of_reach_is_refused_with_the_reason(shm, at, replacement, reason):
-    ends = [_core.Endpoint.make(shm, rank, 2, "g") for rank in range(2)]
+    ends = [_core.Fabric.make(shm, rank, 2, "g") for rank in range(2)]
     address = forged(ends[1].address(), at, replacement)
     with pytest.raises(_core.TransportError, match=f"shm does not reach rank 1: it.*{reason}"):
         ends[0].connect([b"", address], 5.0)
 
 
 def test_a_rank_that_claims_another_number_is_refused(shm):
-    ends = [_core.Endpoint.make(shm, rank, 3, "g") for rank in (0, 0, 2)]
+    ends = [_core.Fabric.make(shm, rank, 3, "g") for rank in (0, 0, 2)]
     errors = scenarios.connect_all(ends, 3.0)
     assert all(isinstance(error, TimeoutError | _core.TransportError) for error in errors)
     assert "claims a rank that it cannot have" in str(errors[2])
@@ -150,7 +156,7 @@ def listener_names() -> set[str]:
 
 def test_a_stranger_does_not_disturb(shm, capfd):
     before = listener_names()
-    ends = [_core.Endpoint.make(shm, rank, 2, "g") for rank in range(2)]
+    ends = [_core.Fabric.make(shm, rank, 2, "g") for rank in range(2)]
     names = listener_names() - before
     assert len(names) == 2
     code = (
@@ -188,7 +194,7 @@ def test_another_user_is_refused(shm):
     code = (
         "import os, sys; from hybridengine import _core\n"
         "os.setuid(65534)\n"
-        "end = _core.Endpoint.make('shm', 0, 2, 'g')\n"
+        "end = _core.Fabric.make('shm', 0, 2, 'g')\n"
         "print(end.address().hex(), flush=True)\n"
         "try: end.connect([b'', bytes.fromhex(sys.stdin.readline())], 5.0)\n"
         "except _core.TransportError as error: print(error)\n"
@@ -197,7 +203,7 @@ def test_another_user_is_refused(shm):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     theirs = bytes.fromhex(peer.stdout.readline())
-    end = _core.Endpoint.make(shm, 1, 2, "g")
+    end = _core.Fabric.make(shm, 1, 2, "g")
     mine = end.address()
     with pytest.raises(_core.TransportError, match="rank 0: it runs as uid 65534, this rank as 0"):
         end.connect([theirs, mine], 5.0)
@@ -231,7 +237,7 @@ def test_staging_beyond_a_limit_is_an_error(shm):
 
 @pytest.mark.threads
 def test_many_ranks_connect_quickly(shm):
-    ends = [_core.Endpoint.make(shm, rank, 32, "many") for rank in range(32)]
+    ends = [_core.Fabric.make(shm, rank, 32, "many") for rank in range(32)]
     began = time.monotonic()
     assert scenarios.connect_all(ends) == [None] * 32
     assert time.monotonic() - began < 10
@@ -247,7 +253,7 @@ def test_many_ranks_connect_quickly(shm):
 
 @pytest.mark.threads
 def test_a_late_rank_is_waited_for(transport):
-    ends = [_core.Endpoint.make(transport, rank, 3, "g") for rank in range(3)]
+    ends = [_core.Fabric.make(transport, rank, 3, "g") for rank in range(3)]
     addresses = [end.address() for end in ends]
     threads = []
     for rank in (2, 0, 1):
@@ -272,8 +278,8 @@ def test_ctrl_c_ends_a_wait(transport):
 
     previous = signal.signal(signal.SIGUSR1, press)
     try:
-        alone, lost = (_core.Endpoint.make(transport, rank, 2, "g") for rank in range(2))
-        single = _core.Endpoint.make(transport, 0, 1, "g")
+        alone, lost = (_core.Fabric.make(transport, rank, 2, "g") for rank in range(2))
+        single = _core.Fabric.make(transport, 0, 1, "g")
         single.connect([b""], 1.0)
         for wait in (lambda: alone.connect([b"", lost.address()], 20.0), lambda: single.poll(20.0)):
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()

@@ -103,7 +103,7 @@ def grow_staging(me: Me, sizes: list[int]) -> list[bool]:
 
 def stage_before_connect(transport: str) -> bytes:
     """Two endpoints of one process; staging is older than the connection."""
-    ends = [_core.Endpoint.make(transport, rank, 2, "early") for rank in range(2)]
+    ends = [_core.Fabric.make(transport, rank, 2, "early") for rank in range(2)]
     mine = ends[0].staging(777)
     connect_all(ends)
     ends[0].offer(1, mine)
@@ -135,15 +135,14 @@ def connect_all(ends: list, timeout_s: float = 20.0, addresses: list[bytes] | No
 
 
 def show_board(me: Me) -> list[dict]:
-    me.endpoint.set_board(
-        me.rank,
-        heartbeat_ns=-(2**62) - me.rank,
+    me.endpoint.show(
+        heartbeat=2**62 + me.rank,
         call=2**63 + me.rank,
         progress=7,
         waiting_for=me.rank,
     )
     me.meet()
-    boards = [me.endpoint.board(rank) for rank in range(me.world)]
+    boards = [me.endpoint.signs(rank) for rank in range(me.world)]
     me.meet()
     return boards
 
@@ -218,7 +217,7 @@ def cycle_endpoints(transport: str, cycles: int) -> list[int]:
     """Descriptors after each cycle of making, connecting, using and closing two endpoints."""
     counts = []
     for cycle in range(cycles):
-        ends = [_core.Endpoint.make(transport, rank, 2, str(cycle)) for rank in range(2)]
+        ends = [_core.Fabric.make(transport, rank, 2, str(cycle)) for rank in range(2)]
         ends[1].staging(5000)
         connect_all(ends)
         region = ends[1].staging(50_000)
@@ -226,7 +225,7 @@ def cycle_endpoints(transport: str, cycles: int) -> list[int]:
             ends[1].offer(0, region)
         ends[1].send(0)
         assert ends[0].poll(5.0)
-        if region is not None:
+        if region is not None and ends[0].caps["maps"]:
             ends[0].map(1, region.id)
         del region
         for end in ends:

@@ -91,7 +91,7 @@ def rank_main(
     args: Sequence[Any],
 ) -> None:
     try:
-        endpoint = _core.Endpoint.make(transport, rank, world, group)
+        endpoint = _core.Fabric.make(transport, rank, world, group)
         link.send(("address", endpoint.address()))
         endpoint.connect(link.recv(), CONNECT_TIMEOUT_S)
         link.send(("result", scenario(Me(endpoint, rank, world, link), *args)))

@@ -33,8 +33,8 @@ std::unique_ptr<Communicator> make_communicator(const std::string& transport, Ra
   options.timeout = to_milliseconds(timeout_s, "timeout");
   options.enter_timeout = to_milliseconds(enter_timeout_s, "enter_timeout");
   options.between = check_signals;
-  return std::make_unique<Communicator>(find_transport(transport, rank).make(rank, world, group),
-                                        rank, world, std::move(options));
+  return std::make_unique<Communicator>(make_fabric(transport, rank, world, group), rank, world,
+                                        std::move(options));
 }
 
 std::vector<Blob> to_blobs(const std::vector<py::bytes>& addresses) {
@@ -72,17 +72,14 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("dead", &Communicator::dead)
-      .def_property_readonly("transport",
-                             [](Communicator& comm) { return comm.transport().name(); })
-      .def_property_readonly("direct",
-                             [](Communicator& comm) { return comm.transport().caps().maps; })
+      .def_property_readonly("transport", [](Communicator& comm) { return comm.fabric().name(); })
+      .def_property_readonly("direct", [](Communicator& comm) { return comm.fabric().caps().maps; })
       .def_property_readonly("page",
                              [](Communicator& comm) {
-                               const Caps& caps = comm.transport().caps();
+                               const Caps& caps = comm.fabric().caps();
                                return caps.page && caps.payload;
                              })
-      .def_property_readonly("pull",
-                             [](Communicator& comm) { return comm.transport().caps().pull; })
+      .def_property_readonly("pull", [](Communicator& comm) { return comm.fabric().caps().pull; })
       .def("address", [](Communicator& comm) { return py::bytes(comm.address()); })
       .def(
           "connect",

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/memory.h"
+#include "comm/lane.h"
 #include "engine/fresh_memory.h"
 #include "engine/huge_pages.h"
 #include "engine/run.h"

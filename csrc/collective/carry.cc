@@ -28,7 +28,7 @@ class Messages {
         contributed_(comm.world(), 0),
         sent_(comm.world(), 0),
         taken_(comm.world(), 0) {
-    if (comm.transport().caps().payload) result_.resize(packet_bytes + Exchange::kSlack);
+    if (comm.fabric().caps().payload) result_.resize(packet_bytes + Exchange::kSlack);
   }
 
   Carried run() {
@@ -131,7 +131,7 @@ int64_t packet_bytes_for(int64_t bucket_bytes, int32_t world, int64_t wish) {
 Carried carry(Communicator& comm, uint64_t plan, int64_t packet_bytes,
               std::span<const size_t> num_chunks, Steps& steps) {
   const auto bytes = static_cast<size_t>(packet_bytes);
-  if (!comm.transport().caps().maps) return Messages(comm, plan, bytes, num_chunks, steps).run();
+  if (!comm.fabric().caps().maps) return Messages(comm, plan, bytes, num_chunks, steps).run();
   Rounds rounds(comm, plan, bytes);
   rounds.run(num_chunks, steps);
   return {rounds.sent_bytes(), rounds.staging_bytes()};

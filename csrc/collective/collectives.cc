@@ -54,7 +54,7 @@ void Collectives::perform(const Request& request, const Agreement& agreement) {
   if (request.kind == Kind::kBarrier) return;
   if (!agreement.payloads.empty())
     run_small(request, agreement);
-  else if (request.kind == Kind::kAllReduce && comm_.transport().caps().maps)
+  else if (request.kind == Kind::kAllReduce && comm_.fabric().caps().maps)
     AllReduce(comm_, request.inputs, request.op, agreement.bucket_bytes).run(agreement.digest);
   else
     run_large(request, agreement);

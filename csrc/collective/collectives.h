@@ -3,7 +3,7 @@
 // Each is a plan: all_reduce goes from a partial layout, in which every rank contributes all
 // elements, to one in which every rank has them; reduce_scatter and all_gather are its two steps.
 // Where all peers' memory is mapped all_reduce is faster in rounds (all_reduce.h). What fits into a
-// lane (transport/lane.h) travels there instead: combined in the same order, so the result has the
+// lane (comm/lane.h) travels there instead: combined in the same order, so the result has the
 // same bits.
 #pragma once
 

@@ -37,7 +37,7 @@ void Exchange::start() {
       bytes +=
           static_cast<size_t>(std::min<int64_t>(num_slots_[stream], from.expected)) * pitch_bytes_;
     }
-  region_ = comm_.transport().staging(bytes, comm_.options().between);
+  region_ = comm_.fabric().staging(bytes, comm_.options().between);
   if (region_) staging_ = region_->span();
   staging_bytes_ = static_cast<int64_t>(bytes);
   for (Rank peer = 0; peer < comm_.world(); ++peer)
@@ -62,7 +62,7 @@ void Exchange::grant(Rank peer, int stream) {
       region_ ? region_->id() : 0,
       from.offset_bytes + static_cast<size_t>(from.granted % num_slots_[stream]) * pitch_bytes_};
   ++from.granted;
-  if (region_) comm_.transport().offer(peer, region_);
+  if (region_) comm_.link(peer).offer(region_);
   comm_.send(peer, granted);
 }
 
@@ -110,9 +110,9 @@ bool Exchange::may_send(Rank peer, int stream) const {
 }
 
 Span Exchange::next_slot(Rank peer, int stream) {
-  if (!comm_.transport().caps().payload) return {nullptr, slot_bytes_};
+  if (!comm_.fabric().caps().payload) return {nullptr, slot_bytes_};
   const RegionRef place = outgoing_[lane(peer, stream)].granted.front();
-  const Span region = comm_.transport().map(peer, place.region);
+  const Span region = comm_.link(peer).map(place.region);
   const size_t needed = slot_bytes_ + kSlack;
   if (needed > region.bytes || place.offset > region.bytes - needed)
     throw TransportError(

@@ -110,7 +110,7 @@ void MaskedReduction::run(Communicator& comm, uint64_t plan) {
   rank_ = comm.rank();
   world_ = comm.world();
   planes_ = static_cast<int>(std::bit_width(static_cast<uint32_t>(world_)));
-  payload_ = comm.transport().caps().payload;
+  payload_ = comm.fabric().caps().payload;
   dense_bytes_ = 0;
   const int64_t packet_bytes =
       packet_bytes_for(options_.bucket_bytes, world_,

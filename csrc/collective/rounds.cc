@@ -51,9 +51,8 @@ Rounds::Rounds(Communicator& comm, uint64_t plan, size_t slot_bytes)
 
 /// Everybody finds everybody's staging.
 void Rounds::open() {
-  Transport& transport = comm_.transport();
   const size_t bytes = kSlotsPerRank * static_cast<size_t>(comm_.world()) * pitch_bytes_;
-  region_ = transport.staging(bytes, comm_.options().between);
+  region_ = comm_.fabric().staging(bytes, comm_.options().between);
   if (region_) staging_ = region_->span();
   std::vector<Rank> to_tell, with_news;
   const size_t shown_bytes = show_staging(to_tell);
@@ -86,7 +85,7 @@ size_t Rounds::show_staging(std::vector<Rank>& to_tell) {
   const std::span<std::byte> entry = comm_.lane_entry();
   std::memcpy(entry.data(), &mine, sizeof mine);
   for (Rank peer = 0; peer < comm_.world(); ++peer) {
-    const bool news = region_ && peer != comm_.rank() && comm_.transport().offer(peer, region_);
+    const bool news = region_ && peer != comm_.rank() && comm_.link(peer).offer(region_);
     entry[sizeof mine + static_cast<size_t>(peer)] = std::byte{news};
     if (news) to_tell.push_back(peer);
   }
@@ -94,7 +93,7 @@ size_t Rounds::show_staging(std::vector<Rank>& to_tell) {
 }
 
 std::byte* Rounds::mapped_at(Rank peer, uint64_t region, size_t bytes) const {
-  const Span mapped = comm_.transport().map(peer, region);
+  const Span mapped = comm_.link(peer).map(region);
   if (mapped.bytes < bytes) throw_different(comm_.rank(), peer);
   return mapped.data;
 }

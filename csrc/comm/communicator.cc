@@ -22,16 +22,16 @@ constexpr int64_t kMessageBytes = 48;  // without its text
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world,
+Communicator::Communicator(std::unique_ptr<Fabric> fabric, Rank rank, int32_t world,
                            CommOptions options)
-    : transport_(std::move(transport)),
+    : fabric_(std::move(fabric)),
       rank_(rank),
       world_(world),
       options_(std::move(options)),
       peers_(world) {}
 
 void Communicator::close() noexcept {
-  if (!transport_) return;
+  if (!fabric_) return;
   if (guard_.same_process()) {
     presence_.reset();
     if (!dead()) say_goodbye();
@@ -40,7 +40,7 @@ void Communicator::close() noexcept {
     static_cast<void>(presence_.release());
   }
   if (death_.empty()) death_ = "it was closed";
-  transport_.reset();
+  fabric_.reset();
 }
 
 void Communicator::say_goodbye() noexcept {
@@ -48,16 +48,16 @@ void Communicator::say_goodbye() noexcept {
   bye.kind = MessageKind::kBye;
   try {
     for (Rank peer = 0; peer < world_; ++peer)
-      if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, bye);
+      if (peer != rank_ && peers_[peer].lost.empty()) fabric_->link(peer).send(bye);
     poll_until_sent(kFarewell);
   } catch (const std::exception&) {
     // A peer that is gone needs no farewell; there is nobody left to tell.
   }
 }
 
-Transport& Communicator::transport() {
-  if (!transport_) check_alive();
-  return *transport_;
+Fabric& Communicator::fabric() {
+  if (!fabric_) check_alive();
+  return *fabric_;
 }
 
 void Communicator::connect(std::span<const Blob> addresses) {
@@ -65,19 +65,19 @@ void Communicator::connect(std::span<const Blob> addresses) {
   if (static_cast<int32_t>(addresses.size()) != world_)
     throw UsageError("a communicator needs one address per rank",
                      str_cat(addresses.size(), " addresses, ", world_, " ranks"), "");
-  transport().connect(addresses, Clock::now() + options_.timeout, options_.between);
-  mapped_ = transport_->caps().page;
+  fabric().connect(addresses, Clock::now() + options_.timeout, options_.between);
+  mapped_ = fabric_->caps().page;
   small_ = mapped_ ? make_lanes(*this) : make_tree(*this);
-  presence_ = std::make_unique<Presence>(*transport_, rank_, world_);
+  presence_ = std::make_unique<Presence>(*fabric_, rank_, world_);
   entered_at_ = moved_at_ = Clock::now();
   log(LogLevel::kInfo, Subsystem::kComm, "rank ", rank_, " of ", world_, " is connected (",
-      transport_->name(), ")");
+      fabric_->name(), ")");
 }
 
 void Communicator::check_alive() const {
   if (dead())
     throw TransportError("this communicator is dead", death_, "Make a new one on every rank.");
-  guard_.check(transport_->name());
+  guard_.check(fabric_->name().c_str());
 }
 
 void Communicator::throw_different_calls(Rank peer) const {
@@ -88,7 +88,7 @@ void Communicator::throw_different_calls(Rank peer) const {
 
 void Communicator::enter() {
   check_alive();
-  transport_->release_gone();
+  fabric_->release_gone();
   ++call_;
   presence_->enter(call_);
   entered_at_ = moved_at_ = Clock::now();
@@ -105,17 +105,45 @@ void Communicator::send(Rank peer, Message message) {
   post(peer, message);
 }
 
-void Communicator::post(Rank peer, const Message& message) {
+Ticket Communicator::put(Rank peer, std::span<const RemoteRun> runs, Message riding) {
+  riding.call = call_;
+  count(riding);
+  return reach([&] { return link(peer).put(runs, &riding); });
+}
+
+Ticket Communicator::put(Rank peer, std::span<const RemoteRun> runs) {
+  return reach([&] { return link(peer).put(runs, nullptr); });
+}
+
+Ticket Communicator::get(Rank peer, std::span<const RemoteRun> runs) {
+  return reach([&] { return link(peer).get(runs); });
+}
+
+template <class Act>
+Ticket Communicator::reach(const Act& act) {
+  try {
+    return act();
+  } catch (const TransportError&) {
+    hear_reason();
+    throw;
+  }
+}
+
+void Communicator::count(const Message& message) {
   ++traffic_.messages;
   traffic_.bytes += kMessageBytes + static_cast<int64_t>(message.text.size());
-  transport_->send(peer, message);
+}
+
+void Communicator::post(Rank peer, const Message& message) {
+  count(message);
+  fabric_->link(peer).send(message);
 }
 
 /// Those that may need in this call what still waits here for them.
 std::vector<Rank> Communicator::slow_peers() const {
   std::vector<Rank> slow;
   for (Rank peer = 0; peer < world_; ++peer)
-    if (peer != rank_ && !transport_->sent_all(peer) && !has_left(peer)) slow.push_back(peer);
+    if (peer != rank_ && !fabric_->link(peer).sent_all() && !has_left(peer)) slow.push_back(peer);
   return slow;
 }
 
@@ -136,10 +164,10 @@ void Communicator::poll_until_sent(milliseconds patience) {
   bool sent = false;
   do {
     fresh_.clear();
-    transport_->poll(fresh_, std::chrono::microseconds(0));
+    fabric_->poll(fresh_, std::chrono::microseconds(0));
     sent = true;
     for (Rank peer = 0; peer < world_; ++peer)
-      sent = sent && (peer == rank_ || transport_->sent_all(peer));
+      sent = sent && (peer == rank_ || fabric_->link(peer).sent_all());
     if (!sent) std::this_thread::sleep_for(milliseconds(1));
   } while (!sent && Clock::now() < until);
 }
@@ -215,7 +243,7 @@ void Communicator::between() {
 
 void Communicator::pump(std::chrono::microseconds timeout) {
   fresh_.clear();
-  transport_->poll(fresh_, timeout);
+  fabric_->poll(fresh_, timeout);
   for (Arrival& arrival : fresh_) take(std::move(arrival));
 }
 
@@ -223,6 +251,11 @@ void Communicator::take(Arrival&& arrival) {
   Peer& peer = peers_[arrival.peer];
   if (arrival.kind == Arrival::Kind::kLost) {
     peer.lost = arrival.reason.empty() ? "connection lost" : arrival.reason;
+    return;
+  }
+  if (arrival.kind == Arrival::Kind::kDone) {
+    arrival.message.call = call_;
+    inbox_.push_back(std::move(arrival));
     return;
   }
   switch (arrival.message.kind) {

@@ -21,8 +21,8 @@
 #include "base/blob.h"
 #include "comm/presence.h"
 #include "comm/small_exchange.h"
+#include "transport/fabric.h"
 #include "transport/fork_guard.h"
-#include "transport/transport.h"
 
 namespace hybridengine {
 
@@ -35,7 +35,7 @@ struct CommOptions {
 
 class Communicator {
  public:
-  Communicator(std::unique_ptr<Transport> transport, Rank rank, int32_t world, CommOptions options);
+  Communicator(std::unique_ptr<Fabric> fabric, Rank rank, int32_t world, CommOptions options);
   ~Communicator() { close(); }
 
   /// Says goodbye if it can, ends the heartbeat, frees everything; the communicator is dead then.
@@ -49,13 +49,14 @@ class Communicator {
   Rank rank() const { return rank_; }
   int32_t world() const { return world_; }
   /// Throws TransportError once it is closed.
-  Transport& transport();
+  Fabric& fabric();
+  Link& link(Rank peer) { return fabric().link(peer); }
   const CommOptions& options() const { return options_; }
   bool dead() const { return !death_.empty(); }
   /// Bounds on waiting, from the next wait on.
   void set_timeout(std::chrono::milliseconds timeout) { options_.timeout = timeout; }
 
-  Blob address() { return transport().address(); }
+  Blob address() { return fabric().address(); }
   void connect(std::span<const Blob> addresses);
 
   /// Enters the next call: every rank calls it in the same order.
@@ -77,6 +78,11 @@ class Communicator {
 
   /// Sends within the current call (the call number is filled in).
   void send(Rank peer, Message message);
+  /// Link::put and Link::get within the current call; a peer that is gone may have gone because of
+  /// a third one, which is then named. What is done later comes as an arrival (drain()).
+  Ticket put(Rank peer, std::span<const RemoteRun> runs);
+  Ticket put(Rank peer, std::span<const RemoteRun> runs, Message riding);
+  Ticket get(Rank peer, std::span<const RemoteRun> runs);
   /// Waits until there is a message of the current call. `peers_owing` are the ranks it is waiting
   /// for and `doing` what for, to name in an error. Throws TransportError (a rank died or failed)
   /// or TimeoutError, after telling the others.
@@ -85,10 +91,6 @@ class Communicator {
   void drain(std::vector<Arrival>& arrivals);
   /// Tells the others how far this rank is: once per bucket or so.
   void made_progress() { presence_->made_progress(); }
-
-  /// After a peer could not be reached: waits a moment for what it, or another one, says of the
-  /// reason, and throws that; returns where nobody says anything.
-  void hear_reason();
 
   /// Tells all ranks that this one cannot go on and why, and dies. Does not throw.
   void fail(const std::string& reason) noexcept;
@@ -115,6 +117,9 @@ class Communicator {
   [[noreturn]] void throw_different_calls(Rank peer) const;
 
  private:
+  template <class Act>
+  Ticket reach(const Act& act);
+  void hear_reason();
   void say_goodbye() noexcept;
   void flush();
   std::vector<Rank> slow_peers() const;
@@ -123,6 +128,7 @@ class Communicator {
   void take(Arrival&& arrival);
   void take_blob_part(Rank peer, const Message& message);
   bool has_message() const;
+  void count(const Message& message);
   void post(Rank peer, const Message& message);
   void check_same_call(bool expects_blobs) const;
 
@@ -148,7 +154,7 @@ class Communicator {
   };
 
   ForkGuard guard_;
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Fabric> fabric_;
   Rank rank_;
   int32_t world_;
   CommOptions options_;

@@ -99,12 +99,14 @@ void Communicator::die_of_silence(Rank culprit, std::chrono::nanoseconds silent,
       str_cat("rank ", culprit, " did not answer rank ", rank_, " for ", seconds(silent));
   tell_all(culprit, str_cat("it did not answer rank ", rank_, " for ", seconds(silent), ", ", why));
   throw TimeoutError(
-      what, str_cat(why, "; ", transport_->name(), ", ", doing),
+      what, str_cat(why, "; ", fabric_->name(), ", ", doing),
       str_cat("See rank ", culprit, "'s log; to wait longer set HYBRIDENGINE_TIMEOUT_S (",
               seconds(options_.timeout), ") or HYBRIDENGINE_ENTER_TIMEOUT_S (",
               seconds(options_.enter_timeout), ")."));
 }
 
+/// After a peer could not be reached: waits a moment for what it, or another one, says of the
+/// reason, and throws that; returns where nobody says anything.
 void Communicator::hear_reason() {
   const auto until = Clock::now() + kTellPatience;
   do {
@@ -127,7 +129,7 @@ void Communicator::tell_all(Rank culprit, const std::string& reason) noexcept {
     message.culprit = culprit;
     message.text = shortened(reason);
     for (Rank peer = 0; peer < world_; ++peer)
-      if (peer != rank_ && peers_[peer].lost.empty()) transport_->send(peer, message);
+      if (peer != rank_ && peers_[peer].lost.empty()) fabric_->link(peer).send(message);
     poll_until_sent(kTellPatience);
   } catch (const std::exception&) {
     // The peers learn of it from the closed connection.

@@ -3,6 +3,8 @@
 // Waiting has three phases: looking again at once (the peer runs on another core), giving the core
 // away (it does not), and sleeping until the peer posts. Only from the third on is there time to
 // see whether peers live, so what takes microseconds costs no system call.
+#include "comm/lane.h"
+
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -95,7 +97,9 @@ class Lanes : public SmallExchange {
   }
 
  private:
-  Lane& lane_of(Rank rank) const { return comm_.transport().board(rank)->lane; }
+  Lane& lane_of(Rank rank) const {
+    return *reinterpret_cast<Lane*>(comm_.fabric().page(rank).data);
+  }
 
   void wake_sleepers(const Lane& mine) const {
     for (Rank peer = 0; peer < comm_.world(); ++peer)

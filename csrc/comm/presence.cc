@@ -7,8 +7,8 @@ constexpr std::chrono::milliseconds kHeartbeat{100};
 
 }  // namespace
 
-Presence::Presence(Transport& transport, Rank rank, int32_t world)
-    : transport_(transport), world_(world), own_(transport.board(rank)), seen_(world) {
+Presence::Presence(const Fabric& fabric, Rank rank, int32_t world)
+    : fabric_(fabric), rank_(rank), world_(world), own_(fabric.own_signs()), seen_(world) {
   for (Seen& each : seen_) each.when = Clock::now();
   beating_ = std::thread([this] { beat(); });
 }
@@ -24,21 +24,21 @@ Presence::~Presence() {
 
 void Presence::beat() {
   std::unique_lock lock(mutex_);
-  while (!stop_) {
-    ++own_->heartbeat_ns;
+  for (uint64_t beats = 1; !stop_; ++beats) {
+    show(&Signs::heartbeat, beats);
     wake_.wait_for(lock, kHeartbeat);
   }
 }
 
 Rank Presence::waiting_for(Rank peer) const {
-  const Rank next = board(peer).waiting_for;
+  const Rank next = signs(peer).waiting_for;
   return next < world_ ? next : -1;
 }
 
 void Presence::look() {
   const auto now = Clock::now();
   for (Rank peer = 0; peer < world_; ++peer) {
-    const int64_t heartbeat = board(peer).heartbeat_ns;
+    const uint64_t heartbeat = signs(peer).heartbeat;
     if (heartbeat == seen_[peer].heartbeat) continue;
     seen_[peer] = {heartbeat, now};
   }

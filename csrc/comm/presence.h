@@ -5,9 +5,8 @@
 // it is *waiting for*. They are values and no times: clocks of two hosts have nothing in common. A
 // receiver notes by its own clock when it saw a heartbeat change.
 //
-// Where peers map each other's pages they are read there (Board): look() costs n reads, and each
-// rank holds n of them. Only this file knows where they are: an endpoint without pages carries the
-// same values by message.
+// The endpoints of both carry them (Signs): through shared memory inside a host, by message beyond.
+// look() costs n reads, and each rank holds n of them.
 //
 // What it is not: a judgement; failure.cc says who is lost. Called by Communicator: one thread at a
 // time, and the heartbeat's own.
@@ -19,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/fabric.h"
 
 namespace hybridengine {
 
@@ -27,25 +26,25 @@ class Presence {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Begins to beat. `transport` is connected and outlives it.
-  Presence(Transport& transport, Rank rank, int32_t world);
+  /// Begins to beat. `fabric` is connected and outlives it.
+  Presence(const Fabric& fabric, Rank rank, int32_t world);
   /// Ends it: joins its thread. Not in a forked child.
   ~Presence();
 
   // Of this rank.
-  void enter(uint64_t call) { own_->call = 2 * call - 1; }
-  void leave(uint64_t call) { own_->call = 2 * call; }
-  void made_progress() { own_->progress.fetch_add(1, std::memory_order_relaxed); }
-  void wait_for(Rank peer) { own_->waiting_for = peer; }
-  void wait_for_nobody() { own_->waiting_for = -1; }
+  void enter(uint64_t call) { show(&Signs::call, 2 * call - 1); }
+  void leave(uint64_t call) { show(&Signs::call, 2 * call); }
+  void made_progress() { show(&Signs::progress, ++progress_); }
+  void wait_for(Rank peer) { show(&Signs::waiting_for, peer); }
+  void wait_for_nobody() { wait_for(-1); }
 
   // Of any rank, as last told.
-  bool has_entered(Rank peer, uint64_t call) const { return board(peer).call >= 2 * call - 1; }
-  bool has_left(Rank peer, uint64_t call) const { return board(peer).call >= 2 * call; }
+  bool has_entered(Rank peer, uint64_t call) const { return signs(peer).call >= 2 * call - 1; }
+  bool has_left(Rank peer, uint64_t call) const { return signs(peer).call >= 2 * call; }
   /// Who `peer` waits for; -1: for nobody.
   Rank waiting_for(Rank peer) const;
   /// Changes whenever `peer` enters a call, leaves it or completes something.
-  uint64_t moved(Rank peer) const { return board(peer).call + board(peer).progress; }
+  uint64_t moved(Rank peer) const { return signs(peer).call + signs(peer).progress; }
 
   /// Notes which heartbeats have changed since the last look.
   void look();
@@ -54,16 +53,25 @@ class Presence {
 
  private:
   struct Seen {
-    int64_t heartbeat = 0;
+    uint64_t heartbeat = 0;
     Clock::time_point when;
   };
 
-  const Board& board(Rank peer) const { return *transport_.board(peer); }
+  /// This rank's own as it wrote them.
+  const Signs& signs(Rank rank) const {
+    return rank == rank_ ? *own_.front() : fabric_.signs(rank);
+  }
+  template <class Value>
+  void show(std::atomic<Value> Signs::* sign, Value value) {
+    for (Signs* const each : own_) (each->*sign).store(value, std::memory_order_seq_cst);
+  }
   void beat();
 
-  Transport& transport_;
+  const Fabric& fabric_;
+  Rank rank_;
   int32_t world_;
-  Board* own_;
+  std::vector<Signs*> own_;  // one for each medium
+  uint64_t progress_ = 0;
   std::vector<Seen> seen_;  // by rank
 
   std::mutex mutex_;

@@ -36,7 +36,7 @@ class SmallExchange {
   virtual Entries exchange(size_t num_bytes, const char* doing) = 0;
 };
 
-/// Over the pages of all ranks (transport/lane.h).
+/// Over the pages of all ranks (lane.h).
 std::unique_ptr<SmallExchange> make_lanes(Communicator& comm);
 std::unique_ptr<SmallExchange> make_tree(Communicator& comm);
 

@@ -15,32 +15,22 @@ Copier::Ticket Copier::submit(const FoldList& list) {
 }
 
 bool Copier::reaches(Rank peer) const {
-  return comm_.transport().caps().pull && comm_.transport().readable(peer);
-}
-
-/// A peer that is gone may have gone because of a third one: that one is to be named.
-template <class Act>
-Copier::Ticket Copier::reach(const Act& act) {
-  try {
-    act(comm_.transport());
-  } catch (const TransportError&) {
-    comm_.hear_reason();
-    throw;
-  }
-  return completed();
+  return comm_.fabric().caps().pull && comm_.link(peer).reaches();
 }
 
 Copier::Ticket Copier::read(Rank peer, std::span<const RemoteRun> runs) {
-  return reach([&](Transport& memory) { memory.read(peer, runs); });
+  comm_.get(peer, runs);
+  return completed();
 }
 
 Copier::Ticket Copier::write(Rank peer, std::span<const RemoteRun> runs) {
-  return reach([&](Transport& memory) { memory.write(peer, runs); });
+  comm_.put(peer, runs);
+  return completed();
 }
 
 std::byte* granted_memory(Communicator& comm, Rank peer, const RegionRef& place, size_t bytes,
                           const char* what) {
-  const Span region = comm.transport().map(peer, place.region);
+  const Span region = comm.link(peer).map(place.region);
   if (place.offset > region.bytes || bytes > region.bytes - place.offset)
     throw TransportError(
         what, str_cat("rank ", peer, ", ", bytes, " bytes at ", place.offset, " of ", region.bytes),

@@ -51,8 +51,6 @@ class Copier {
   bool done(Ticket ticket) const { return ticket.number <= completed_; }
 
  private:
-  template <class Act>
-  Ticket reach(const Act& act);
   Ticket completed() { return {++completed_}; }
 
   Communicator& comm_;

@@ -89,7 +89,7 @@ void Flow::grant_place(int32_t unit, const RegionPtr& segment, uint64_t addresse
 
 void Flow::grant(int32_t id, const RegionPtr& region) {
   Unit& unit = units_[id];
-  if (region) comm_.transport().offer(unit.name.peer, region);
+  if (region) comm_.link(unit.name.peer).offer(region);
   unit.grant.place.region = region ? region->id() : 0;
   unit.open = true;
   Message granted = message(MessageKind::kGranted, id);

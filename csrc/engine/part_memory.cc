@@ -100,7 +100,7 @@ std::span<const RemoteRun> PartMemory::runs(const Part& part, Rank peer, End Cop
         resolve(routine_.tables().of_peer(peer, (copy.*theirs).tensor), place, copy.box);
     const Dims ends[] = {here.strides, there.strides};
     for_each_run(ends, copy.box, [&](std::span<const int64_t> offsets, int64_t elems) {
-      runs_.push_back({reinterpret_cast<uint64_t>(there.data + offsets[1] * elem_bytes),
+      runs_.push_back({{0, reinterpret_cast<uint64_t>(there.data + offsets[1] * elem_bytes)},
                        here.data + offsets[0] * elem_bytes,
                        static_cast<size_t>(elems * elem_bytes)});
     });

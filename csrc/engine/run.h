@@ -102,7 +102,7 @@ class Run {
   void note_received(int32_t id);
 
   const Part& part_of(int32_t id) const { return program_.parts()[id]; }
-  const Caps& caps() const { return comm_.transport().caps(); }
+  const Caps& caps() const { return comm_.fabric().caps(); }
 
   Communicator& comm_;
   Routine& routine_;

@@ -16,7 +16,7 @@ int32_t Slots::add_pool(size_t num_slots, size_t slot_bytes) {
 }
 
 void Slots::reserve(Communicator& comm) {
-  const RegionPtr region = comm.transport().staging(num_bytes_, comm.options().between);
+  const RegionPtr region = comm.fabric().staging(num_bytes_, comm.options().between);
   region_ = region;
   if (region) staging_ = region->span();
 }

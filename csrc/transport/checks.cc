@@ -39,6 +39,20 @@ void throw_not_connected(Rank peer) {
                    "Call connect() with its address first.");
 }
 
+void throw_not_offered(Rank peer, uint64_t region) {
+  throw TransportError("a peer grants memory that it has not offered",
+                       str_cat("rank ", peer, ", region ", region), "");
+}
+
+std::byte* place_in(Span region, const RemoteRun& run, Rank peer) {
+  if (run.remote.offset <= region.bytes && run.bytes <= region.bytes - run.remote.offset)
+    return region.data + run.remote.offset;
+  throw TransportError("a place lies outside of the region that it names",
+                       str_cat("rank ", peer, ", ", run.bytes, " bytes at ", run.remote.offset,
+                               " of ", region.bytes),
+                       "Do all ranks run the same version?");
+}
+
 void throw_already_connected() {
   throw UsageError("connect() was called before", "an endpoint connects once",
                    "Make a new communicator.");

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/blob.h"
-#include "transport/transport.h"
+#include "transport/link.h"
 
 namespace hybridengine {
 
@@ -19,9 +19,14 @@ void check_peer(Rank peer, Rank rank, int32_t world);
 /// Throws UsageError unless kind and text are within their bounds.
 void check_message(const Message& message);
 [[noreturn]] void throw_not_connected(Rank peer);
+[[noreturn]] void throw_not_offered(Rank peer, uint64_t region);
 [[noreturn]] void throw_already_connected();
 /// "ranks 2, 5 did not connect ..." for the ranks in `missing`.
 [[noreturn]] void throw_missing(const char* transport, std::span<const Rank> missing,
                                 double waited_s);
+
+/// Where `run` lies in the region that it names, mapped at `region` and offered by `peer`. Throws
+/// TransportError where it is not within.
+std::byte* place_in(Span region, const RemoteRun& run, Rank peer);
 
 }  // namespace hybridengine

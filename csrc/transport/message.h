@@ -1,4 +1,4 @@
-// Message: what ranks say to each other; and Arrival: what comes out of a transport.
+// Message: what ranks say to each other; and Arrival: what comes out of an endpoint.
 //
 // A message has a field for everything that any kind says; which of them count, its kind tells.
 // Small and of fixed size but for `text`.
@@ -48,13 +48,14 @@ struct Message {
 
 inline constexpr size_t kMaxTextBytes = 32 << 10;
 
-/// Something that came out of poll(): a message, or the loss of a peer.
+/// Something that came out of poll(): a message, the end of a put or a get, or the loss of a peer.
 struct Arrival {
-  enum class Kind : uint8_t { kMessage, kLost };
+  enum class Kind : uint8_t { kMessage, kDone, kLost };
   Kind kind = Kind::kMessage;
   Rank peer = 0;
   Message message;
-  std::string reason;  // of a loss: "process 4711 died"
+  std::string reason;   // of a loss: "process 4711 died"
+  uint64_t ticket = 0;  // of what is done (link.h)
 };
 
 }  // namespace hybridengine

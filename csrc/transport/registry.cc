@@ -9,6 +9,9 @@
 namespace hybridengine {
 
 extern const TransportEntry kCma, kShm, kLoopback, kNull;
+#ifdef HYBRIDENGINE_EXTRA_TRANSPORT  // from outside of this folder: see CMakeLists.txt
+extern const TransportEntry HYBRIDENGINE_EXTRA_TRANSPORT;
+#endif
 
 namespace {
 
@@ -30,41 +33,81 @@ void warn_of_fallback(const TransportEntry& taken, const std::string& reasons, R
   });
 }
 
-const TransportEntry& find_auto(Rank rank) {
+using Entries = std::vector<const TransportEntry*>;
+
+bool has_family(const Entries& entries, const TransportEntry& one) {
+  return std::ranges::any_of(entries, [&](const TransportEntry* each) {
+    return std::string_view(each->family) == one.family;
+  });
+}
+
+Entries find_auto(Rank rank) {
+  Entries found;
   std::string reasons;
   for (const TransportEntry& entry : transports()) {
-    if (!entry.caps.processes) continue;
+    if (!entry.caps.processes || has_family(found, entry)) continue;
     const Probe probe = entry.probe();
     if (probe.available) {
       warn_of_fallback(entry, reasons, rank);
-      return entry;
+      found.push_back(&entry);
+      continue;
     }
     reasons += str_cat(reasons.empty() ? "" : "; ", entry.name, ": ", probe.reason);
   }
+  if (!found.empty()) return found;
   throw UsageError("no transport reaches other processes here", reasons,
                    "Mend one of these, or run all ranks as threads with transport=loopback.");
 }
 
-}  // namespace
-
-std::span<const TransportEntry> transports() {
-  static const TransportEntry table[] = {kCma, kShm, kLoopback, kNull};
-  return table;
-}
-
-const TransportEntry& find_transport(const std::string& name, Rank rank) {
-  if (name == "auto") return find_auto(rank);
+const TransportEntry& find_one(std::string_view name) {
   const auto table = transports();
   const auto entry = std::ranges::find_if(table, [&](auto& one) { return name == one.name; });
   if (entry == table.end())
     throw UsageError("there is no such transport", str_cat("'", name, "'"),
-                     str_cat("Use one of: ", names(), "."));
+                     str_cat("Use one of: ", names(), "; or several, separated by commas."));
   const Probe probe = entry->probe();
   if (!probe.available)
     throw UsageError(
         str_cat("transport ", name, " is not available here"), probe.reason,
         str_cat("Mend that, or set HYBRIDENGINE_TRANSPORT to another of: ", names(), "."));
   return *entry;
+}
+
+Entries find_named(std::string_view list) {
+  Entries found;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    const TransportEntry& entry = find_one(list.substr(begin, end - begin));
+    if (has_family(found, entry))
+      throw UsageError("two transports of one family are asked for", str_cat("'", list, "'"),
+                       str_cat("Leave ", entry.name, " or the one before out."));
+    found.push_back(&entry);
+    begin = end + 1;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::span<const TransportEntry> transports() {
+  static const TransportEntry table[] = {
+      kCma,
+      kShm,
+      kLoopback,
+      kNull,
+#ifdef HYBRIDENGINE_EXTRA_TRANSPORT
+      HYBRIDENGINE_EXTRA_TRANSPORT,
+#endif
+  };
+  return table;
+}
+
+std::unique_ptr<Fabric> make_fabric(const std::string& names, Rank rank, int32_t world,
+                                    const std::string& group) {
+  std::vector<Fabric::Member> members;
+  for (const TransportEntry* entry : names == "auto" ? find_auto(rank) : find_named(names))
+    members.push_back({entry->family, entry->make(rank, world, group)});
+  return std::make_unique<Fabric>(std::move(members), rank, world);
 }
 
 }  // namespace hybridengine

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/endpoint.h"
+#include "transport/fabric.h"
 
 namespace hybridengine {
 
@@ -18,19 +19,21 @@ struct Probe {
 
 struct TransportEntry {
   const char* name;
+  const char* family;   // those of one family meet each other: a rank uses one of them
   const char* summary;  // one line for `info`
   Caps caps;
   Probe (*probe)();
   /// `world` ranks, this one is `rank`. `group` keeps communicators of one process apart.
-  std::unique_ptr<Transport> (*make)(Rank rank, int32_t world, const std::string& group);
+  std::unique_ptr<Endpoint> (*make)(Rank rank, int32_t world, const std::string& group);
 };
 
 std::span<const TransportEntry> transports();
 
-/// The entry of `name`, or for "auto" the first available one that reaches processes; `rank`, which
-/// will use it, warns of better ones that are not available if it is rank 0, once in its process.
-/// A transport that is not available here: UsageError with its reason and remedy. Unknown:
-/// UsageError with the legal names.
-const TransportEntry& find_transport(const std::string& name, Rank rank);
+/// The media of `names` ("shm", or in order of preference "loopback,shm"). "auto": of each family
+/// that reaches processes the first one that is available; rank 0 warns of better ones that are
+/// not, once in its process. One that is not available here: UsageError with its reason and remedy.
+/// Unknown: UsageError with the legal names. Two of one family: UsageError.
+std::unique_ptr<Fabric> make_fabric(const std::string& names, Rank rank, int32_t world,
+                                    const std::string& group);
 
 }  // namespace hybridengine

@@ -1,21 +1,29 @@
-// BoardFile: what a rank shows to the others of its host, as it lies in memory: its board, its
-// doorbell, and a page of mail for each rank. Called by shm.
+// BoardFile: what a rank shows to the others of its host, as it lies in memory: its signs, its
+// doorbell, its page, and a page of mail for each rank. Called by shm and cma.
 #pragma once
 
+#include "transport/endpoint.h"
 #include "transport/host/mailbox.h"
-#include "transport/transport.h"
 
 namespace hybridengine {
 
 struct BoardFile {
-  Board board;
+  Signs signs;
+  // Where a process that may read this one finds `probe_value`; 0 where none may. Set before it
+  // connects.
+  uint64_t probe_address = 0;
+  uint64_t probe_value = 0;
   Doorbell bell;
+  alignas(64) std::byte page[kPageBytes];  // zeros: what a fresh file holds
 
-  /// The pages follow, reserved one by one when they are first used.
-  static constexpr size_t kPagesAt = (sizeof(Board) + sizeof(Doorbell) + 4095) / 4096 * 4096;
-  static constexpr size_t page_at(size_t rank) { return kPagesAt + rank * sizeof(MailPage); }
-  static constexpr size_t bytes(size_t world) { return page_at(world); }
+  /// Pages of mail follow, reserved one by one when they are first used.
+  static constexpr size_t mail_at(size_t rank);
+  static constexpr size_t bytes(size_t world);
 };
-static_assert(sizeof(BoardFile) <= BoardFile::kPagesAt);
+
+constexpr size_t BoardFile::mail_at(size_t rank) {
+  return (sizeof(BoardFile) + 4095) / 4096 * 4096 + rank * sizeof(MailPage);
+}
+constexpr size_t BoardFile::bytes(size_t world) { return mail_at(world); }
 
 }  // namespace hybridengine

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/host/shm.h"
+#include "transport/registry.h"
 
 namespace hybridengine {
 
@@ -44,7 +45,7 @@ class Batch {
     for (const RemoteRun& run : runs) {
       if (local_.full() || remote_.full()) break;
       local_.add(run.local, run.bytes);
-      remote_.add(reinterpret_cast<std::byte*>(run.address), run.bytes);
+      remote_.add(reinterpret_cast<std::byte*>(run.remote.offset), run.bytes);
       ++num_runs_;
     }
   }
@@ -85,8 +86,8 @@ ssize_t read_process(int pid, const RemoteRun& run) {
 
 Probe probe_self() {
   uint64_t value = 42, copy = 0;
-  const RemoteRun run{reinterpret_cast<uint64_t>(&value), reinterpret_cast<std::byte*>(&copy),
-                      sizeof copy};
+  const RemoteRun run{
+      {0, reinterpret_cast<uint64_t>(&value)}, reinterpret_cast<std::byte*>(&copy), sizeof copy};
   if (read_process(::getpid(), run) != sizeof copy || copy != value)
     return {false, str_cat("process_vm_readv does not work here (", std::strerror(errno), ")")};
   copy = 0;
@@ -96,39 +97,43 @@ Probe probe_self() {
   return {true, ""};
 }
 
-class CmaTransport : public ShmTransport {
+/// What the links of an endpoint share beside ShmSide.
+struct Attach {
+  uint64_t probe_value = 0;  // at an address that peers know
+  bool warned = false;
+};
+
+class CmaLink : public ShmLink {
  public:
-  CmaTransport(Rank rank, int32_t world, const std::string& group)
-      : ShmTransport(rank, world, group), tried_(world, Tried::kNo) {
-    if (yama_scope() == 1) ::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0);
-    probe_value_ = std::random_device{}();
-    own_board().board.probe_address = reinterpret_cast<uint64_t>(&probe_value_);
-    own_board().board.probe_value = probe_value_;
+  CmaLink(ShmSide& side, Attach& attach, Rank rank, Rank own, ShmConnection connection)
+      : ShmLink(side, rank, own, std::move(connection)), attach_(attach) {}
+
+  bool reaches() override {
+    if (tried_ == Tried::kNo) tried_ = try_to_read() ? Tried::kGood : Tried::kBad;
+    return tried_ == Tried::kGood;
   }
 
-  const char* name() const override { return kCma.name; }
-  const Caps& caps() const override { return kCma.caps; }
-
-  bool readable(Rank peer) override {
-    if (tried_[peer] == Tried::kNo) tried_[peer] = try_to_read(peer) ? Tried::kGood : Tried::kBad;
-    return tried_[peer] == Tried::kGood;
-  }
-
-  void read(Rank peer, std::span<const RemoteRun> runs) override {
-    copy(peer, runs, Direction::kRead);
-  }
-
-  void write(Rank peer, std::span<const RemoteRun> runs) override {
-    copy(peer, runs, Direction::kWrite);
+ protected:
+  void copy_ordinary(std::span<const RemoteRun> runs, bool writing) override {
+    const Direction direction = writing ? Direction::kWrite : Direction::kRead;
+    while (!runs.empty()) {
+      // A number that was given to a new process must not be touched: the pidfd knows.
+      if (process().ended(std::chrono::milliseconds(0))) throw_gone(direction, "its process ended");
+      const Batch batch(runs);
+      const ssize_t copied = batch.copy(process().pid(), direction);
+      if (copied < 0) throw_gone(direction, std::strerror(errno));
+      const auto through = runs.first(batch.num_runs());
+      runs = runs.subspan(finish_batch(through, static_cast<size_t>(copied), direction));
+    }
   }
 
  private:
   enum class Tried : uint8_t { kNo, kGood, kBad };
 
-  bool try_to_read(Rank peer) {
-    const std::string fault = fault_of_reading(peer);
-    if (!fault.empty() && !warned_) {
-      warned_ = true;
+  bool try_to_read() {
+    const std::string fault = fault_of_reading();
+    if (!fault.empty() && !attach_.warned) {
+      attach_.warned = true;
       log(LogLevel::kWarn, Subsystem::kTransport, fault,
           "; copying through shared memory instead, with that rank and without a further word with "
           "others.");
@@ -136,74 +141,77 @@ class CmaTransport : public ShmTransport {
     return fault.empty();
   }
 
-  /// Why the memory of `peer` cannot be read, "" where it can.
-  std::string fault_of_reading(Rank peer) {
-    const Board* theirs = board(peer);
-    const int pid = peer_of(peer).process.pid();
-    if (theirs->probe_address == 0)
+  /// Why the memory of the peer cannot be read, "" where it can.
+  std::string fault_of_reading() {
+    const int pid = process().pid();
+    if (board().probe_address == 0)
       return str_cat(
-          "rank ", peer, " (process ", pid,
+          "rank ", rank(), " (process ", pid,
           ") uses shm and not cma, which it was told to or which is not available to it");
     const Probe own = probe_self();
     if (!own.available) return str_cat("cma is not available to this rank any more: ", own.reason);
     uint64_t found = 0;
-    const RemoteRun run{theirs->probe_address, reinterpret_cast<std::byte*>(&found), sizeof found};
+    const RemoteRun run{
+        {0, board().probe_address}, reinterpret_cast<std::byte*>(&found), sizeof found};
     const ssize_t copied = read_process(pid, run);
     const char* reason = copied < 0 ? std::strerror(errno) : "another process has its number";
-    if (copied == sizeof found && found == theirs->probe_value) return "";
-    return str_cat("cma cannot read the memory of rank ", peer, " (process ", pid, ", ", reason,
+    if (copied == sizeof found && found == board().probe_value) return "";
+    return str_cat("cma cannot read the memory of rank ", rank(), " (process ", pid, ", ", reason,
                    "). Ranks must share a PID namespace, and a parent where "
                    "kernel.yama.ptrace_scope is 1");
   }
 
-  void copy(Rank peer, std::span<const RemoteRun> runs, Direction direction) {
-    const Process& process = peer_of(peer).process;
-    while (!runs.empty()) {
-      // A number that was given to a new process must not be touched: the pidfd knows.
-      if (process.ended(std::chrono::milliseconds(0)))
-        throw_gone(peer, direction, "its process ended");
-      const Batch batch(runs);
-      const ssize_t copied = batch.copy(process.pid(), direction);
-      if (copied < 0) throw_gone(peer, direction, std::strerror(errno));
-      const auto through = runs.first(batch.num_runs());
-      runs = runs.subspan(finish_batch(peer, through, static_cast<size_t>(copied), direction));
-    }
-  }
-
   /// The kernel may stop early, at a page that it cannot reach or where a call would take too long:
   /// the rest of that run is copied by itself. Returns how many runs are through.
-  size_t finish_batch(Rank peer, std::span<const RemoteRun> batch, size_t copied,
-                      Direction direction) {
+  size_t finish_batch(std::span<const RemoteRun> batch, size_t copied, Direction direction) {
     size_t done = 0;
     for (; done < batch.size() && copied >= batch[done].bytes; ++done) copied -= batch[done].bytes;
     if (done == batch.size()) return done;
     RemoteRun rest = batch[done];
     for (;;) {
-      rest = {rest.address + copied, rest.local + copied, rest.bytes - copied};
+      rest = {{0, rest.remote.offset + copied}, rest.local + copied, rest.bytes - copied};
       if (rest.bytes == 0) return done + 1;
-      const ssize_t more = Batch(std::span(&rest, 1)).copy(peer_of(peer).process.pid(), direction);
+      const ssize_t more = Batch(std::span(&rest, 1)).copy(process().pid(), direction);
       if (more <= 0)
-        throw_gone(peer, direction, more < 0 ? std::strerror(errno) : "nothing could be copied");
+        throw_gone(direction, more < 0 ? std::strerror(errno) : "nothing could be copied");
       copied = static_cast<size_t>(more);
     }
   }
 
-  [[noreturn]] void throw_gone(Rank peer, Direction direction, const char* reason) {
+  [[noreturn]] void throw_gone(Direction direction, const char* reason) {
     const char* verb = direction == Direction::kRead ? "read" : "write";
-    throw TransportError(str_cat("cannot ", verb, " the memory of rank ", peer),
-                         str_cat("process ", peer_of(peer).process.pid(), ", ", reason),
-                         str_cat("See rank ", peer, "'s log."));
+    throw TransportError(str_cat("cannot ", verb, " the memory of rank ", rank()),
+                         str_cat("process ", process().pid(), ", ", reason),
+                         str_cat("See rank ", rank(), "'s log."));
   }
 
-  uint64_t probe_value_ = 0;
-  std::vector<Tried> tried_;
-  bool warned_ = false;
+  Attach& attach_;
+  Tried tried_ = Tried::kNo;
+};
+
+class CmaEndpoint : public ShmEndpoint {
+ public:
+  CmaEndpoint(Rank rank, int32_t world, const std::string& group)
+      : ShmEndpoint(kCma.name, kCma.caps, rank, world, group) {
+    if (yama_scope() == 1) ::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0);
+    attach_.probe_value = std::random_device{}();
+    side().own().probe_address = reinterpret_cast<uint64_t>(&attach_.probe_value);
+    side().own().probe_value = attach_.probe_value;
+  }
+
+ private:
+  std::unique_ptr<ShmLink> make_link(Rank peer, ShmConnection connection) override {
+    return std::make_unique<CmaLink>(side(), attach_, peer, rank(), std::move(connection));
+  }
+
+  Attach attach_;
 };
 
 }  // namespace
 
 constinit const TransportEntry kCma{
     .name = "cma",
+    .family = "host",
     .summary = "processes of one host: shared memory, and reading the sender's memory",
     .caps = {.maps = true, .pull = true, .processes = true},
     .probe =
@@ -211,8 +219,8 @@ constinit const TransportEntry kCma{
           const Probe shm = kShm.probe();
           return shm.available ? probe_self() : shm;
         },
-    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
-      return std::make_unique<CmaTransport>(rank, world, group);
+    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Endpoint> {
+      return std::make_unique<CmaEndpoint>(rank, world, group);
     },
 };
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "transport/checks.h"
 #include "transport/host/shm_connect.h"
+#include "transport/registry.h"
 
 namespace hybridengine {
 
@@ -29,126 +30,97 @@ constexpr std::chrono::microseconds kMailPatience{30};
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a board lives in shared memory");
 
-uint64_t socket_tag(Rank rank) { return static_cast<uint64_t>(rank) << 1; }
-uint64_t process_tag(Rank rank) { return socket_tag(rank) | 1; }
+std::string why_closed(const ShmLink& link) {
+  const bool died = !link.said_bye && link.process().ended(kDeathPatience);
+  return str_cat("process ", link.process().pid(), died ? " died" : " closed the connection");
+}
 
 }  // namespace
 
-ShmTransport::ShmTransport(Rank rank, int32_t world, const std::string& group)
+ShmEndpoint::ShmEndpoint(const char* name, const Caps& caps, Rank rank, int32_t world,
+                         const std::string& group)
     : rank_(rank), world_(world), group_(group) {
   check_place(rank, world);
   if (group.size() > kMaxTextBytes)
     throw UsageError("the name of a group is too long", str_cat(group.size(), " bytes"),
                      str_cat("Use at most ", kMaxTextBytes, "."));
+  side_.name = name;
+  side_.caps = &caps;
+  side_.board = make_sealed_memory_partly("board", BoardFile::bytes(world), sizeof(BoardFile));
+  new (side_.board.memory.data()) BoardFile;
   listener_ = listen_unguessable();
-  board_ = make_sealed_memory_partly("board", BoardFile::bytes(world), sizeof(BoardFile));
-  new (board_.memory.data()) BoardFile;
 }
 
-ShmTransport::~ShmTransport() {
-  if (!guard_.same_process()) return;  // the connections are the parent's; only copies close here
-  for (Rank rank = 0; rank < static_cast<Rank>(peers_.size()); ++rank) {
-    if (!peers_[rank].socket) continue;
+ShmEndpoint::~ShmEndpoint() {
+  // In a child the connections are the parent's; only copies close here.
+  if (!side_.guard.same_process()) return;
+  for (const auto& link : links_) {
+    if (!link || !link->connected()) continue;
     try {
-      flush(rank);
+      link->flush();
     } catch (const Error&) {
       // The peer learns of the end from the closed socket.
     }
     // Says so to the peer even where a forked child still holds a copy of the socket.
-    ::shutdown(peers_[rank].socket.get(), SHUT_RDWR);
+    ::shutdown(link->socket().get(), SHUT_RDWR);
   }
 }
 
-Blob ShmTransport::address() {
-  guard_.check(name());
+Blob ShmEndpoint::address() {
+  side_.guard.check(name());
   return encode(own_shm_address(listener_.name));
 }
 
-void ShmTransport::connect(std::span<const Blob> addresses, Clock::time_point deadline,
-                           const std::function<void()>& between) {
-  guard_.check(name());
+std::string ShmEndpoint::why_not(Rank peer, const Blob& address) const {
+  return what_sets_apart(own_shm_address(listener_.name), decode_shm_address(address, peer));
+}
+
+void ShmEndpoint::connect(std::span<const Blob> addresses, Clock::time_point deadline,
+                          const std::function<void()>& between) {
+  side_.guard.check(name());
   check_addresses(addresses, world_);
   if (!listener_.fd) throw_already_connected();
-  std::vector<ShmPeer> peers(world_);
+  std::vector<ShmConnection> made(world_);
   std::vector<ShmAddress> decoded(world_);
-  for (Rank rank = 0; rank < world_; ++rank) {
-    if (rank == rank_ || addresses[rank].empty()) continue;
-    decoded[rank] = decode_shm_address(addresses[rank], rank);
-    peers[rank].expected = true;
+  for (Rank peer = 0; peer < world_; ++peer) {
+    if (peer == rank_ || addresses[peer].empty()) continue;
+    decoded[peer] = decode_shm_address(addresses[peer], peer);
+    made[peer].expected = true;
   }
   const Listener listener = std::move(listener_);  // closed at the end, whether or not all came
   const Handshake::Self self{rank_, group_, own_shm_address(listener.name), &listener.fd,
-                             &board_.fd};
-  Handshake(self, decoded, peers).run(deadline, between);
-  peers_ = std::move(peers);
-  finish_connect();
-}
-
-void ShmTransport::finish_connect() {
-  epoll_.open();
-  for (Rank rank = 0; rank < world_; ++rank) {
-    if (!peers_[rank].socket) continue;
-    epoll_.add(peers_[rank].socket.get(), socket_tag(rank));
-    auto* mine = reinterpret_cast<MailPage*>(board_.memory.data() + BoardFile::page_at(rank));
-    const std::byte* theirs = peers_[rank].board.data();
-    peers_[rank].mail.locate(mine,
-                             reinterpret_cast<const MailPage*>(theirs + BoardFile::page_at(rank_)),
-                             &reinterpret_cast<const BoardFile*>(theirs)->bell);
-    if (peers_[rank].process.fd() >= 0) epoll_.add(peers_[rank].process.fd(), process_tag(rank));
+                             &side_.board.fd};
+  Handshake(self, decoded, made).run(deadline, between);
+  side_.epoll.open();
+  links_.resize(world_);
+  for (Rank peer = 0; peer < world_; ++peer) {
+    if (!made[peer].expected) continue;
+    side_.epoll.add(made[peer].socket.get(), ShmSide::socket_tag(peer));
+    if (made[peer].process.fd() >= 0)
+      side_.epoll.add(made[peer].process.fd(), ShmSide::process_tag(peer));
+    links_[peer] = make_link(peer, std::move(made[peer]));
   }
   connected_.store(true, std::memory_order_release);
 }
 
-ShmPeer& ShmTransport::peer_of(Rank peer) {
-  guard_.check(name());
+std::unique_ptr<ShmLink> ShmEndpoint::make_link(Rank peer, ShmConnection connection) {
+  return std::make_unique<ShmLink>(side_, peer, rank_, std::move(connection));
+}
+
+Link& ShmEndpoint::link(Rank peer) {
+  side_.guard.check(name());
   check_peer(peer, rank_, world_);
-  if (!connected_.load(std::memory_order_relaxed) || !peers_[peer].expected)
-    throw_not_connected(peer);
-  return peers_[peer];
+  if (links_.empty() || !links_[peer]) throw_not_connected(peer);
+  return *links_[peer];
 }
 
-void ShmTransport::send(Rank peer, const Message& message) {
-  peer_of(peer);
-  check_message(message);
-  if (put_mail(peer, message)) return;
-  post(peer, message, nullptr);
-  open_mailbox(peer);
+void ShmEndpoint::release_gone() {
+  for (const auto& link : links_)
+    if (link) link->release_gone();
 }
 
-/// Sends, or queues behind what is queued already. Drops what is meant for a lost peer: its loss is
-/// or will be reported by poll().
-void ShmTransport::post(Rank rank, const Message& message, std::shared_ptr<const Fd> passed) {
-  ShmPeer& peer = peers_[rank];
-  if (!peer.socket) return;
-  ++peer.frames_posted;
-  peer.outbox.push_back({message, std::move(passed), peer.mail.num_put()});
-  if (peer.outbox.size() == 1) flush(rank);
-}
-
-void ShmTransport::flush(Rank rank) {
-  ShmPeer& peer = peers_[rank];
-  Sent sent = Sent::kDone;
-  while (!peer.outbox.empty()) {
-    const ShmPeer::Outgoing& next = peer.outbox.front();
-    sent = send_frame(peer.socket, next.message, next.after, next.passed.get());
-    if (sent == Sent::kFull || sent == Sent::kCrowded) break;
-    peer.outbox.pop_front();
-  }
-  if (sent == Sent::kCrowded)
-    crowded_.insert(rank);
-  else
-    crowded_.erase(rank);
-  const bool full = sent == Sent::kFull;
-  if (std::exchange(peer.waits_for_room, full) != full)
-    epoll_.want_writable(peer.socket.get(), socket_tag(rank), full);
-}
-
-bool ShmTransport::sent_all(Rank peer) const {
-  return peers_.empty() || peers_[peer].outbox.empty();
-}
-
-void ShmTransport::poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) {
-  guard_.check(name());
+void ShmEndpoint::poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) {
+  side_.guard.check(name());
   if (!connected_.load(std::memory_order_relaxed)) throw_not_connected(rank_);
   const size_t before = arrivals.size();
   const auto until =
@@ -163,7 +135,7 @@ void ShmTransport::poll(std::vector<Arrival>& arrivals, std::chrono::microsecond
   }
 }
 
-void ShmTransport::look_at_sockets(std::vector<Arrival>& arrivals) {
+void ShmEndpoint::look_at_sockets(std::vector<Arrival>& arrivals) {
   handle_events(arrivals);
   flush_crowded();
   looked_at_ = Clock::now();
@@ -171,106 +143,101 @@ void ShmTransport::look_at_sockets(std::vector<Arrival>& arrivals) {
 }
 
 /// What waits because too many descriptors were under way.
-void ShmTransport::flush_crowded() {
-  for (auto rank = crowded_.begin(); rank != crowded_.end();) {
+void ShmEndpoint::flush_crowded() {
+  for (auto rank = side_.crowded.begin(); rank != side_.crowded.end();) {
     const Rank next = *rank++;
-    flush(next);  // may erase it
+    links_[next]->flush();  // may erase it
   }
 }
 
-void ShmTransport::handle_events(std::vector<Arrival>& arrivals) {
+void ShmEndpoint::handle_events(std::vector<Arrival>& arrivals) {
   epoll_event events[64];
-  for (const epoll_event& event : std::span(events, epoll_.ready(events))) {
-    const auto rank = static_cast<Rank>(event.data.u64 >> 1);
-    ShmPeer& peer = peers_[rank];
-    if (!peer.socket) continue;  // lost by an earlier event
-    if (event.data.u64 == process_tag(rank)) {
-      receive(rank, std::numeric_limits<int>::max(), arrivals);
-      take_mail_of(rank, kAllMail, arrivals);
-      if (peer.socket) lose(rank, why_closed(peer), arrivals);
+  for (const epoll_event& event : std::span(events, side_.epoll.ready(events))) {
+    ShmLink& link = *links_[static_cast<size_t>(event.data.u64 >> 1)];
+    if (!link.connected()) continue;  // lost by an earlier event
+    if (event.data.u64 == ShmSide::process_tag(link.rank())) {
+      receive(link, std::numeric_limits<int>::max(), arrivals);
+      take_mail_of(link, kAllMail, arrivals);
+      if (link.connected()) lose(link, why_closed(link), arrivals);
       continue;
     }
-    if (event.events & EPOLLOUT) flush(rank);
-    if (event.events & ~EPOLLOUT) receive(rank, kMaxFrames, arrivals);
+    if (event.events & EPOLLOUT) link.flush();
+    if (event.events & ~EPOLLOUT) receive(link, kMaxFrames, arrivals);
   }
 }
 
-void ShmTransport::receive(Rank rank, int limit, std::vector<Arrival>& arrivals) {
-  ShmPeer& peer = peers_[rank];
-  for (int taken = 0; taken < limit && peer.socket; ++taken) {
-    Received frame = receive_frame(peer.socket);
+void ShmEndpoint::receive(ShmLink& link, int limit, std::vector<Arrival>& arrivals) {
+  for (int taken = 0; taken < limit && link.connected(); ++taken) {
+    Received frame = receive_frame(link.socket());
+    const auto sent_what = [&] {
+      return str_cat("process ", link.process().pid(), " sent ", frame.reason);
+    };
     if (frame.kind == Received::Kind::kNothing) return;
-    if (frame.kind == Received::Kind::kFrame) take(rank, frame, arrivals);
+    if (frame.kind == Received::Kind::kFrame) take(link, frame, arrivals);
     if (frame.kind == Received::Kind::kClosed) {
-      take_mail_of(rank, kAllMail, arrivals);
-      lose(rank, why_closed(peer), arrivals);
+      take_mail_of(link, kAllMail, arrivals);
+      lose(link, why_closed(link), arrivals);
     }
-    if (frame.kind == Received::Kind::kNonsense)
-      lose(rank, str_cat("process ", peer.process.pid(), " sent ", frame.reason), arrivals);
+    if (frame.kind == Received::Kind::kNonsense) lose(link, sent_what(), arrivals);
     if (frame.kind == Received::Kind::kNoDescriptor)
-      lose(rank,
-           str_cat("process ", peer.process.pid(), " sent ", frame.reason,
-                   "; raise the limit on open files (ulimit -n)"),
-           arrivals);
+      lose(link, sent_what() + "; raise the limit on open files (ulimit -n)", arrivals);
   }
 }
 
-void ShmTransport::take(Rank rank, Received& frame, std::vector<Arrival>& arrivals) {
-  ShmPeer& peer = peers_[rank];
-  take_mail_of(rank, frame.after, arrivals);  // what was sent before
-  ++peer.frames_taken;
+void ShmEndpoint::take(ShmLink& link, Received& frame, std::vector<Arrival>& arrivals) {
+  take_mail_of(link, frame.after, arrivals);  // what was sent before
+  ++link.frames_taken;
   if (frame.message.kind <= MessageKind::kBye)
-    return deliver(rank, std::move(frame.message), arrivals);
+    return deliver(link, std::move(frame.message), arrivals);
   std::string fault;
   if (frame.message.kind == kHello) fault = "a second hello";
-  if (frame.message.kind == kMailbox && !std::exchange(peer.mail.heard, true)) {
-    talking_.push_back(rank);
-    open_mailbox(rank);
+  if (frame.message.kind == kMailbox && !std::exchange(link.mail.heard, true)) {
+    side_.talking.push_back(link.rank());
+    link.open_mailbox();
   }
   if (frame.message.kind == kRegion)
-    if (const std::string bad = take_region(peer, frame); !bad.empty())
+    if (const std::string bad = link.take_region(frame); !bad.empty())
       fault = str_cat("bad memory: ", bad);
   if (!fault.empty())
-    lose(rank, str_cat("process ", peer.process.pid(), " sent ", fault), arrivals);
+    lose(link, str_cat("process ", link.process().pid(), " sent ", fault), arrivals);
 }
 
-void ShmTransport::deliver(Rank rank, Message&& message, std::vector<Arrival>& arrivals) {
-  peers_[rank].said_bye |= message.kind == MessageKind::kBye;
-  arrivals.emplace_back().peer = rank;
-  arrivals.back().message = std::move(message);
+void ShmEndpoint::deliver(ShmLink& link, Message&& message, std::vector<Arrival>& arrivals) {
+  link.said_bye |= message.kind == MessageKind::kBye;
+  Arrival& arrival = arrivals.emplace_back();
+  arrival.peer = link.rank();
+  arrival.message = std::move(message);
 }
 
-std::string ShmTransport::why_closed(const ShmPeer& peer) const {
-  const bool died = !peer.said_bye && peer.process.ended(kDeathPatience);
-  return str_cat("process ", peer.process.pid(), died ? " died" : " closed the connection");
-}
-
-void ShmTransport::lose(Rank rank, const std::string& reason, std::vector<Arrival>& arrivals) {
-  ShmPeer& peer = peers_[rank];
-  epoll_.remove(peer.socket.get());
-  epoll_.remove(peer.process.fd());
-  peer.socket.reset();
-  peer.process.forget();
-  peer.outbox.clear();
-  crowded_.erase(rank);
-  std::erase(talking_, rank);
-  peer.regions.clear();
+void ShmEndpoint::lose(ShmLink& link, const std::string& reason, std::vector<Arrival>& arrivals) {
+  link.close();
   Arrival& loss = arrivals.emplace_back();
   loss.kind = Arrival::Kind::kLost;
-  loss.peer = rank;
+  loss.peer = link.rank();
   loss.reason = reason;
 }
 
-Board* ShmTransport::board(Rank rank) {
+BoardFile* ShmEndpoint::board(Rank rank) {
   if (rank < 0 || rank >= world_ || !connected_.load(std::memory_order_acquire)) return nullptr;
-  const Mapping& memory = rank == rank_ ? board_.memory : peers_[rank].board;
-  return reinterpret_cast<Board*>(memory.data());
+  if (rank == rank_) return &side_.own();
+  return links_[rank] ? &links_[rank]->board() : nullptr;
+}
+
+Signs* ShmEndpoint::signs(Rank rank) {
+  BoardFile* const file = board(rank);
+  return file == nullptr ? nullptr : &file->signs;
+}
+
+Span ShmEndpoint::page(Rank rank) {
+  BoardFile* const file = board(rank);
+  return file == nullptr ? Span{} : Span{file->page, kPageBytes};
 }
 
 extern const TransportEntry kShm;
 
 constinit const TransportEntry kShm{
     .name = "shm",
+    .family = "host",
     .summary = "processes of one host, through shared memory",
     .caps = {.maps = true, .processes = true},
     .probe =
@@ -279,12 +246,9 @@ constinit const TransportEntry kShm{
           if (missing.empty()) missing = host_identity_missing();
           return Probe{.available = missing.empty(), .reason = missing};
         },
-    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
-      return std::make_unique<ShmTransport>(rank, world, group);
+    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Endpoint> {
+      return std::make_unique<ShmEndpoint>(kShm.name, kShm.caps, rank, world, group);
     },
 };
-
-const char* ShmTransport::name() const { return kShm.name; }
-const Caps& ShmTransport::caps() const { return kShm.caps; }
 
 }  // namespace hybridengine

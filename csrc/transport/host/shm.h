@@ -7,80 +7,64 @@
 
 #include <atomic>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "transport/fork_guard.h"
-#include "transport/host/board_file.h"
-#include "transport/host/epoll.h"
-#include "transport/host/sealed_memory.h"
-#include "transport/host/shm_peer.h"
-#include "transport/registry.h"
+#include "transport/endpoint.h"
+#include "transport/host/shm_link.h"
 
 namespace hybridengine {
 
-class ShmTransport : public Transport {
+class ShmEndpoint : public Endpoint {
  public:
-  ShmTransport(Rank rank, int32_t world, const std::string& group);
-  ~ShmTransport() override;
+  ShmEndpoint(const char* name, const Caps& caps, Rank rank, int32_t world,
+              const std::string& group);
+  ~ShmEndpoint() override;
 
-  const char* name() const override;
-  const Caps& caps() const override;
+  const char* name() const override { return side_.name; }
+  const Caps& caps() const override { return *side_.caps; }
   Blob address() override;
+  std::string why_not(Rank peer, const Blob& address) const override;
   void connect(std::span<const Blob> addresses, std::chrono::steady_clock::time_point deadline,
                const std::function<void()>& between) override;
-  bool offer(Rank peer, const RegionPtr& region) override;
-  Span map(Rank peer, uint64_t region) override;
+  Link& link(Rank peer) override;
   void release_gone() override;
-  bool readable(Rank) override { return false; }
-  void read(Rank peer, std::span<const RemoteRun> runs) override;
-  void write(Rank peer, std::span<const RemoteRun> runs) override;
-  void send(Rank peer, const Message& message) override;
-  bool sent_all(Rank peer) const override;
   void poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) override;
-  Board* board(Rank rank) override;
+  Signs* signs(Rank rank) override;
+  Span page(Rank rank) override;
 
  protected:
-  ShmPeer& peer_of(Rank peer);
-  BoardFile& own_board() { return *reinterpret_cast<BoardFile*>(board_.memory.data()); }
+  ShmSide& side() { return side_; }
+  /// cma makes links of its own.
+  virtual std::unique_ptr<ShmLink> make_link(Rank peer, ShmConnection connection);
+  Rank rank() const { return rank_; }
 
  private:
   static constexpr uint64_t kAllMail = UINT64_MAX;
 
-  std::string take_region(ShmPeer& peer, const Received& frame);
-  void finish_connect();
+  BoardFile* board(Rank rank);
 
   // shm_mail.cc
-  void open_mailbox(Rank rank);
-  bool put_mail(Rank rank, const Message& message);
   void take_mail(std::vector<Arrival>& arrivals);
-  void take_mail_of(Rank rank, uint64_t limit, std::vector<Arrival>& arrivals);
+  void take_mail_of(ShmLink& link, uint64_t limit, std::vector<Arrival>& arrivals);
   bool mail_is_here() const;
   bool look_for_mail(std::chrono::nanoseconds patience) const;
   void sleep(std::chrono::nanoseconds patience);
 
-  void post(Rank rank, const Message& message, std::shared_ptr<const Fd> passed);
-  void flush(Rank rank);
   void flush_crowded();
   void look_at_sockets(std::vector<Arrival>& arrivals);
   void handle_events(std::vector<Arrival>& arrivals);
-  void receive(Rank rank, int limit, std::vector<Arrival>& arrivals);
-  void take(Rank rank, Received& frame, std::vector<Arrival>& arrivals);
-  void deliver(Rank rank, Message&& message, std::vector<Arrival>& arrivals);
-  void lose(Rank rank, const std::string& reason, std::vector<Arrival>& arrivals);
-  std::string why_closed(const ShmPeer& peer) const;
+  void receive(ShmLink& link, int limit, std::vector<Arrival>& arrivals);
+  void take(ShmLink& link, Received& frame, std::vector<Arrival>& arrivals);
+  void deliver(ShmLink& link, Message&& message, std::vector<Arrival>& arrivals);
+  void lose(ShmLink& link, const std::string& reason, std::vector<Arrival>& arrivals);
 
-  ForkGuard guard_;
+  ShmSide side_;
   Rank rank_;
   int32_t world_;
   std::string group_;
   Listener listener_;
-  SealedMemory board_;  // a BoardFile; its descriptor goes to the peers
-  Epoll epoll_;
-  std::vector<ShmPeer> peers_;
-  std::set<Rank> crowded_;     // whose next message waits until fewer descriptors are under way
-  std::vector<Rank> talking_;  // whose mailboxes may hold something
+  std::vector<std::unique_ptr<ShmLink>> links_;      // by rank; null: not to be reached
   std::chrono::steady_clock::time_point looked_at_;  // the sockets
   std::atomic<bool> connected_{false};
 };

@@ -46,25 +46,6 @@ HostIdentity own_host() {
   return host;
 }
 
-/// What sets the two apart; "" if nothing does.
-std::string difference(const ShmAddress& own, const ShmAddress& peer) {
-  const HostIdentity &here = own.host, &there = peer.host;
-  if (here.boot_id != there.boot_id)
-    return str_cat("it is on another host, boot id ", there.boot_id.data(), ", here ",
-                   here.boot_id.data());
-  const auto differs = [](const char* kind, uint64_t theirs, uint64_t ours) {
-    return str_cat("it is in another ", kind, " namespace, ", theirs, ", here ", ours);
-  };
-  if (here.network_namespace != there.network_namespace)
-    return differs("network", there.network_namespace, here.network_namespace);
-  if (here.user_namespace != there.user_namespace)
-    return differs("user", there.user_namespace, here.user_namespace);
-  if (here.pid_namespace != there.pid_namespace)
-    return differs("pid", there.pid_namespace, here.pid_namespace);
-  if (own.uid != peer.uid) return str_cat("it runs as uid ", peer.uid, ", this rank as ", own.uid);
-  return "";
-}
-
 }  // namespace
 
 ShmAddress own_shm_address(const std::string& name) {
@@ -106,8 +87,26 @@ ShmAddress decode_shm_address(const Blob& blob, Rank rank) {
                    "Pass what address() of that rank returned.");
 }
 
+std::string what_sets_apart(const ShmAddress& own, const ShmAddress& peer) {
+  const HostIdentity &here = own.host, &there = peer.host;
+  if (here.boot_id != there.boot_id)
+    return str_cat("it is on another host, boot id ", there.boot_id.data(), ", here ",
+                   here.boot_id.data());
+  const auto differs = [](const char* kind, uint64_t theirs, uint64_t ours) {
+    return str_cat("it is in another ", kind, " namespace, ", theirs, ", here ", ours);
+  };
+  if (here.network_namespace != there.network_namespace)
+    return differs("network", there.network_namespace, here.network_namespace);
+  if (here.user_namespace != there.user_namespace)
+    return differs("user", there.user_namespace, here.user_namespace);
+  if (here.pid_namespace != there.pid_namespace)
+    return differs("pid", there.pid_namespace, here.pid_namespace);
+  if (own.uid != peer.uid) return str_cat("it runs as uid ", peer.uid, ", this rank as ", own.uid);
+  return "";
+}
+
 void require_reachable(const ShmAddress& own, const ShmAddress& peer, Rank rank) {
-  const std::string reason = difference(own, peer);
+  const std::string reason = what_sets_apart(own, peer);
   if (reason.empty()) return;
   throw TransportError(str_cat("shm does not reach rank ", rank), reason,
                        "Start all ranks as one user in one container, or use another transport.");

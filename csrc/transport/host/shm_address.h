@@ -39,6 +39,8 @@ Blob encode(const ShmAddress& address);
 /// Throws UsageError that names `rank` when `blob` is anything else than the result of encode().
 ShmAddress decode_shm_address(const Blob& blob, Rank rank);
 
+/// Why the two cannot meet; "" where they can.
+std::string what_sets_apart(const ShmAddress& own, const ShmAddress& peer);
 /// Throws TransportError that names `rank` and the difference unless `own` and `peer` can meet.
 void require_reachable(const ShmAddress& own, const ShmAddress& peer, Rank rank);
 

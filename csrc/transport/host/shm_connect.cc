@@ -42,7 +42,7 @@ void require_descriptor(const Received& hello) {
 }  // namespace
 
 Handshake::Handshake(const Self& self, std::span<const ShmAddress> addresses,
-                     std::vector<ShmPeer>& peers)
+                     std::vector<ShmConnection>& peers)
     : self_(self), addresses_(addresses), peers_(peers), knocking_(peers.size()) {}
 
 void Handshake::run(Clock::time_point deadline, const std::function<void()>& between) {

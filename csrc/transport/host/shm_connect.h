@@ -1,4 +1,4 @@
-// Handshake: turns the addresses of other ranks into connected ShmPeers.
+// Handshake: turns the addresses of other ranks into ShmConnections.
 //
 // The lower rank of a pair knocks at the listener of the higher one and sends its *hello* with its
 // board; the higher one checks who it is and answers with its own. Nobody waits for one particular
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "transport/host/shm_address.h"
-#include "transport/host/shm_peer.h"
+#include "transport/host/shm_link.h"
 
 struct pollfd;
 
@@ -30,9 +30,10 @@ class Handshake {
   };
 
   /// `addresses[r]` counts where `peers[r].expected`. Both outlive this object.
-  Handshake(const Self& self, std::span<const ShmAddress> addresses, std::vector<ShmPeer>& peers);
+  Handshake(const Self& self, std::span<const ShmAddress> addresses,
+            std::vector<ShmConnection>& peers);
 
-  /// Blocks until all expected peers are connected. Throws as Transport::connect.
+  /// Blocks until all expected peers are connected. Throws as Endpoint::connect.
   void run(std::chrono::steady_clock::time_point deadline, const std::function<void()>& between);
 
  private:
@@ -61,7 +62,7 @@ class Handshake {
 
   Self self_;
   std::span<const ShmAddress> addresses_;
-  std::vector<ShmPeer>& peers_;
+  std::vector<ShmConnection>& peers_;
   std::vector<Guest> guests_;
   std::vector<Fd> knocking_;  // by rank: connected to a higher rank that has not answered
   bool warned_ = false;       // of a stranger

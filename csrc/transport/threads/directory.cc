@@ -27,6 +27,17 @@ struct Address {
   }
 };
 
+Address decode(const Blob& blob, int32_t rank) {
+  Address address;
+  if (blob.size() == sizeof address) std::memcpy(&address, blob.data(), sizeof address);
+  if (blob.size() != sizeof address || address.magic != kMagic ||
+      address.digest != address.expected_digest())
+    throw UsageError(str_cat("the address of rank ", rank, " is none of a thread"),
+                     str_cat(blob.size(), " bytes, damaged or of another transport"),
+                     "Pass what address() of that rank returned.");
+  return address;
+}
+
 uint64_t random_number() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
@@ -65,19 +76,18 @@ Blob Directory::address_of(uint64_t id) const {
   return Blob(reinterpret_cast<const char*>(&address), sizeof address);
 }
 
-std::shared_ptr<Mailbox> Directory::find(const Blob& blob, int32_t rank) const {
-  Address address;
-  if (blob.size() == sizeof address) std::memcpy(&address, blob.data(), sizeof address);
-  if (blob.size() != sizeof address || address.magic != kMagic ||
-      address.digest != address.expected_digest())
-    throw UsageError(str_cat("the address of rank ", rank, " is none of a thread"),
-                     str_cat(blob.size(), " bytes, damaged or of another transport"),
-                     "Pass what address() of that rank returned.");
-  if (address.nonce != nonce_ || address.pid != ::getpid())
+bool Directory::is_here(const Blob& address, int32_t rank) const {
+  const Address of_rank = decode(address, rank);
+  return of_rank.nonce == nonce_ && of_rank.pid == ::getpid();
+}
+
+std::shared_ptr<Mailbox> Directory::find(const Blob& address, int32_t rank) const {
+  const Address of_rank = decode(address, rank);
+  if (of_rank.nonce != nonce_ || of_rank.pid != ::getpid())
     throw TransportError(str_cat("rank ", rank, " is in another process"),
-                         str_cat("process ", address.pid, ", here ", ::getpid()),
+                         str_cat("process ", of_rank.pid, ", here ", ::getpid()),
                          "Use a transport that reaches processes, such as shm.");
-  const auto found = mailboxes_.find(address.id);
+  const auto found = mailboxes_.find(of_rank.id);
   return found == mailboxes_.end() ? nullptr : found->second.lock();
 }
 

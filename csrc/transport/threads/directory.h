@@ -30,6 +30,9 @@ class Directory {
   /// The caller holds `mutex`.
   std::shared_ptr<Mailbox> find(const Blob& address, int32_t rank) const;
 
+  /// Whether an address is one of this process. Throws UsageError when it is none.
+  bool is_here(const Blob& address, int32_t rank) const;
+
   /// Guards the states of all mailboxes; `changed` is notified after each change.
   std::mutex mutex;
   std::condition_variable changed;

@@ -13,25 +13,71 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void put(Mailbox& mailbox, Arrival arrival) {
-  {
-    const std::lock_guard lock(mailbox.mutex);
-    mailbox.arrivals.push_back(std::move(arrival));
-  }
-  mailbox.wake.notify_one();
-}
-
 }  // namespace
 
-InProcessTransport::InProcessTransport(const TransportEntry& entry, Rank rank, int32_t world,
-                                       const std::string& group)
+void Mailbox::put(Arrival arrival) {
+  {
+    const std::lock_guard lock(mutex);
+    arrivals.push_back(std::move(arrival));
+  }
+  wake.notify_one();
+}
+
+/// All regions of the process are known anyway; this only tells whether it was the first time.
+bool InProcessLink::offer(const RegionPtr& region) {
+  guard_.check(entry_.name);
+  std::erase_if(offered_, [](const auto& entry) { return entry.second.expired(); });
+  return offered_.try_emplace(region->id(), region).second;
+}
+
+Span InProcessLink::map(uint64_t id) {
+  guard_.check(entry_.name);
+  const RegionPtr region = Region::find(id);
+  if (!region) throw_not_offered(peer_->rank, id);
+  return region->span();
+}
+
+void InProcessLink::copy(std::span<const RemoteRun> runs, bool writing) {
+  guard_.check(entry_.name);
+  if (!entry_.caps.payload) return;
+  for (const RemoteRun& run : runs) {
+    std::byte* const theirs = run.remote.region == 0
+                                  ? reinterpret_cast<std::byte*>(run.remote.offset)
+                                  : place_in(map(run.remote.region), run, peer_->rank);
+    std::memcpy(writing ? theirs : run.local, writing ? run.local : theirs, run.bytes);
+  }
+}
+
+Ticket InProcessLink::put(std::span<const RemoteRun> runs, const Message* riding) {
+  copy(runs, true);
+  if (riding != nullptr) send(*riding);
+  return {};
+}
+
+Ticket InProcessLink::get(std::span<const RemoteRun> runs) {
+  copy(runs, false);
+  return {};
+}
+
+void InProcessLink::send(const Message& message) {
+  guard_.check(entry_.name);
+  check_message(message);
+  Arrival arrival;
+  arrival.peer = own_;
+  arrival.message = message;
+  peer_->put(std::move(arrival));
+}
+
+InProcessEndpoint::InProcessEndpoint(const TransportEntry& entry, Rank rank, int32_t world,
+                                     const std::string& group)
     : entry_(entry), rank_(rank), world_(world) {
   check_place(rank, world);
   own_ = std::make_shared<Mailbox>(rank, world, group);
+  if (entry.caps.page) own_->page = std::make_unique<Mailbox::Page>();
   id_ = Directory::instance().add(own_);
 }
 
-InProcessTransport::~InProcessTransport() {
+InProcessEndpoint::~InProcessEndpoint() {
   if (!guard_.same_process()) return;  // the peers are threads of the parent
   Directory& directory = Directory::instance();
   directory.remove(id_);
@@ -41,29 +87,40 @@ InProcessTransport::~InProcessTransport() {
     if (!connected_.load(std::memory_order_relaxed)) own_->state = Mailbox::State::kClosed;
   }
   directory.changed.notify_all();
-  for (const auto& peer : peers_) {
-    if (peer) put(*peer, {Arrival::Kind::kLost, rank_, {}, str_cat("rank ", rank_, " closed")});
+  for (const auto& link : links_) {
+    if (!link) continue;
+    Arrival loss;
+    loss.kind = Arrival::Kind::kLost;
+    loss.peer = rank_;
+    loss.reason = str_cat("rank ", rank_, " closed");
+    link->peer().put(std::move(loss));
   }
 }
 
-Blob InProcessTransport::address() {
+Blob InProcessEndpoint::address() {
   guard_.check(name());
   return Directory::instance().address_of(id_);
 }
 
-void InProcessTransport::connect(std::span<const Blob> addresses, Clock::time_point deadline,
-                                 const std::function<void()>& between) {
+std::string InProcessEndpoint::why_not(Rank peer, const Blob& address) const {
+  return Directory::instance().is_here(address, peer) ? "" : "it is in another process";
+}
+
+void InProcessEndpoint::connect(std::span<const Blob> addresses, Clock::time_point deadline,
+                                const std::function<void()>& between) {
   guard_.check(name());
   check_addresses(addresses, world_);
-  if (!peers_.empty()) throw_already_connected();
+  if (!links_.empty()) throw_already_connected();
   const auto began = Clock::now();
   Directory& directory = Directory::instance();
-  std::vector<std::shared_ptr<Mailbox>> found(addresses.size());
+  std::vector<std::unique_ptr<InProcessLink>> links(addresses.size());
   std::unique_lock lock(directory.mutex);
-  for (Rank rank = 0; rank < world_; ++rank) {
-    if (rank != rank_ && !addresses[rank].empty()) found[rank] = find(rank, addresses[rank]);
+  for (Rank peer = 0; peer < world_; ++peer) {
+    if (peer != rank_ && !addresses[peer].empty())
+      links[peer] =
+          std::make_unique<InProcessLink>(entry_, guard_, rank_, find(peer, addresses[peer]));
   }
-  peers_ = std::move(found);
+  links_ = std::move(links);
   own_->state = Mailbox::State::kConnecting;
   directory.changed.notify_all();
   for (std::vector<Rank> absent; !(absent = absent_peers()).empty();) {
@@ -79,7 +136,7 @@ void InProcessTransport::connect(std::span<const Blob> addresses, Clock::time_po
 }
 
 /// The mailbox of `rank`, which must be of the same world. The directory is locked.
-std::shared_ptr<Mailbox> InProcessTransport::find(Rank rank, const Blob& address) const {
+std::shared_ptr<Mailbox> InProcessEndpoint::find(Rank rank, const Blob& address) const {
   auto mailbox = Directory::instance().find(address, rank);
   if (!mailbox)
     throw TransportError(str_cat("rank ", rank, " is gone"), "it closed before it was connected",
@@ -94,39 +151,27 @@ std::shared_ptr<Mailbox> InProcessTransport::find(Rank rank, const Blob& address
 }
 
 /// The peers that have not called connect() yet. The directory is locked.
-std::vector<Rank> InProcessTransport::absent_peers() const {
+std::vector<Rank> InProcessEndpoint::absent_peers() const {
   std::vector<Rank> absent;
-  for (const auto& peer : peers_) {
-    if (!peer) continue;
-    if (peer->state == Mailbox::State::kClosed)
-      throw TransportError(str_cat("rank ", peer->rank, " is gone"),
+  for (const auto& link : links_) {
+    if (!link) continue;
+    const Mailbox& peer = link->peer();
+    if (peer.state == Mailbox::State::kClosed)
+      throw TransportError(str_cat("rank ", peer.rank, " is gone"),
                            "it closed while others were connecting", "See its log.");
-    if (peer->state == Mailbox::State::kMade) absent.push_back(peer->rank);
+    if (peer.state == Mailbox::State::kMade) absent.push_back(peer.rank);
   }
   return absent;
 }
 
-Mailbox& InProcessTransport::peer_of(Rank peer) const {
+Link& InProcessEndpoint::link(Rank peer) {
   guard_.check(name());
   check_peer(peer, rank_, world_);
-  if (!connected_.load(std::memory_order_relaxed) || !peers_[peer]) throw_not_connected(peer);
-  return *peers_[peer];
+  if (links_.empty() || !links_[peer]) throw_not_connected(peer);
+  return *links_[peer];
 }
 
-/// All regions of the process are known anyway; this only tells whether it was the first time.
-bool InProcessTransport::offer(Rank peer, const RegionPtr& region) {
-  peer_of(peer);
-  std::erase_if(offered_, [](const auto& entry) { return entry.second.expired(); });
-  return offered_.try_emplace({peer, region->id()}, region).second;
-}
-
-void InProcessTransport::send(Rank peer, const Message& message) {
-  Mailbox& mailbox = peer_of(peer);
-  check_message(message);
-  put(mailbox, {Arrival::Kind::kMessage, rank_, message, {}});
-}
-
-void InProcessTransport::poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) {
+void InProcessEndpoint::poll(std::vector<Arrival>& arrivals, std::chrono::microseconds timeout) {
   guard_.check(name());
   if (!connected_.load(std::memory_order_relaxed)) throw_not_connected(rank_);
   std::unique_lock lock(own_->mutex);
@@ -136,29 +181,21 @@ void InProcessTransport::poll(std::vector<Arrival>& arrivals, std::chrono::micro
   own_->arrivals.clear();
 }
 
-Span InProcessTransport::map(Rank peer, uint64_t id) {
-  peer_of(peer);
-  const RegionPtr region = Region::find(id);
-  if (!region)
-    throw TransportError("a peer grants memory that is gone",
-                         str_cat("rank ", peer, ", region ", id), "");
-  return region->span();
-}
-
-void InProcessTransport::read(Rank, std::span<const RemoteRun> runs) {
-  for (const RemoteRun& run : runs)
-    std::memcpy(run.local, reinterpret_cast<const void*>(run.address), run.bytes);
-}
-
-void InProcessTransport::write(Rank, std::span<const RemoteRun> runs) {
-  for (const RemoteRun& run : runs)
-    std::memcpy(reinterpret_cast<void*>(run.address), run.local, run.bytes);
-}
-
-Board* InProcessTransport::board(Rank rank) {
+Mailbox* InProcessEndpoint::mailbox(Rank rank) const {
   if (rank < 0 || rank >= world_ || !connected_.load(std::memory_order_acquire)) return nullptr;
-  if (rank == rank_) return &own_->board;
-  return peers_[rank] ? &peers_[rank]->board : nullptr;
+  if (rank == rank_) return own_.get();
+  return links_[rank] ? &links_[rank]->peer() : nullptr;
+}
+
+Signs* InProcessEndpoint::signs(Rank rank) {
+  Mailbox* const of_rank = mailbox(rank);
+  return of_rank == nullptr ? nullptr : &of_rank->signs;
+}
+
+Span InProcessEndpoint::page(Rank rank) {
+  Mailbox* const of_rank = mailbox(rank);
+  if (of_rank == nullptr || !of_rank->page) return {};
+  return {of_rank->page->bytes, kPageBytes};
 }
 
 }  // namespace hybridengine

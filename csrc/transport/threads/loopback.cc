@@ -8,11 +8,12 @@ extern const TransportEntry kLoopback;
 
 constinit const TransportEntry kLoopback{
     .name = "loopback",
+    .family = "threads",
     .summary = "threads of one process",
     .caps = {.maps = true, .pull = true},
     .probe = [] { return Probe{.available = true, .reason = ""}; },
-    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
-      return std::make_unique<InProcessTransport>(kLoopback, rank, world, group);
+    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Endpoint> {
+      return std::make_unique<InProcessEndpoint>(kLoopback, rank, world, group);
     },
 };
 

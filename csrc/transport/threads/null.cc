@@ -8,11 +8,12 @@ extern const TransportEntry kNull;
 
 constinit const TransportEntry kNull{
     .name = "null",
+    .family = "null",
     .summary = "threads of one process, bytes accounted for and not moved",
     .caps = {.payload = false, .page = false},
     .probe = [] { return Probe{.available = true, .reason = ""}; },
-    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Transport> {
-      return std::make_unique<InProcessTransport>(kNull, rank, world, group);
+    .make = [](Rank rank, int32_t world, const std::string& group) -> std::unique_ptr<Endpoint> {
+      return std::make_unique<InProcessEndpoint>(kNull, rank, world, group);
     },
 };
 
