@@ -2,7 +2,7 @@
 // place, or staging.
 //
 // A region has a number that is unique on this host for as long as it lives. What a peer needs to
-// reach it travels by Transport::offer, only to ranks that touch it. It dies with its last owner,
+// reach it travels by Link::offer, only to ranks that touch it. It dies with its last owner,
 // and its memory then goes back to the system at once, also where peers still map it: they would
 // find zeros, and let go of it at their next call. All regions of the process are found by address,
 // so that a tensor tells whether it lies in one. Made by the bindings (hybridengine.empty) and for
