@@ -6,9 +6,9 @@
 namespace hybridengine {
 namespace {
 
-class Expander {
+class CombinedMoves {
  public:
-  Expander(const Plan& plan, Rank rank) : plan_(plan), rank_(rank) {}
+  CombinedMoves(const Plan& plan, Rank rank) : plan_(plan), rank_(rank) {}
 
   Table<Move> run() {
     for_each_owned(plan_, [&](const OwnedShare& share) { add_share(share); });
@@ -93,7 +93,7 @@ void for_each_owned(const Plan& plan, const std::function<void(const OwnedShare&
   }
 }
 
-Table<Move> combined_moves(const Plan& plan, Rank rank) { return Expander(plan, rank).run(); }
+Table<Move> combined_moves(const Plan& plan, Rank rank) { return CombinedMoves(plan, rank).run(); }
 
 std::vector<OwnedPart> owned_parts(const Plan& plan) {
   std::vector<OwnedPart> parts;

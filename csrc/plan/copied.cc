@@ -16,24 +16,26 @@ struct Part {
 
 struct KindParts {
   std::vector<Part> kept, received, sent;
+  int64_t sure = 0;  // moves that they make at least
 };
 
-class Expander {
+class CopiedMoves {
  public:
-  Expander(const Plan& plan, Rank rank, bool arrivals_only) : plan_(plan), rank_(rank) {
+  CopiedMoves(const Plan& plan, Rank rank, bool arrivals_only) : plan_(plan), rank_(rank) {
     for (size_t kind = 0; kind < plan.patterns().size(); ++kind) {
       parts_.emplace_back();
       find_arrivals(kind);
       if (!arrivals_only) find_sent(kind);
+      parts_.back().sure = count_sure(kind);
     }
   }
 
   Table<Move> run() {
     const std::vector<int32_t>& kind_of = plan_.pairing().kind_of;
     int64_t count = 0;
-    for (const int32_t kind : kind_of)
-      count += parts_[kind].kept.size() + parts_[kind].received.size();
+    for (const int32_t kind : kind_of) count += parts_[kind].sure;
     moves_.reserve(count);
+    prefer_huge_pages(moves_.data(), count * sizeof(Move));
     DemandPosition position(plan_.sets().size());
     for (int32_t tensor = 0; tensor < static_cast<int32_t>(kind_of.size()); ++tensor) {
       const KindParts& parts = parts_[kind_of[tensor]];
@@ -83,6 +85,16 @@ class Expander {
       for (const auto& [cut, holder] : offered[pattern.cutting_of[ordinal]])
         if (!plan_.sets().contains(pattern.sources[cut->source].set, pieces[ordinal].rank))
           parts_[kind].sent.push_back({cut, ordinal, holder});
+  }
+
+  /// Of what others could send too, most is theirs.
+  int64_t count_sure(size_t kind) const {
+    const KindParts& parts = parts_[kind];
+    const Pattern& pattern = plan_.patterns()[kind];
+    return static_cast<int64_t>(parts.kept.size() + parts.received.size()) +
+           std::count_if(parts.sent.begin(), parts.sent.end(), [&](const Part& part) {
+             return plan_.sets().ranks(pattern.sources[part.cut->source].set).size() == 1;
+           });
   }
 
   void enter(int32_t tensor) {
@@ -143,7 +155,7 @@ bool cuts_within(const std::vector<int64_t>& ends, int64_t begin, int64_t end) {
 }  // namespace
 
 Table<Move> copied_moves(const Plan& plan, Rank rank, bool arrivals_only) {
-  return Expander(plan, rank, arrivals_only).run();
+  return CopiedMoves(plan, rank, arrivals_only).run();
 }
 
 void for_each_shared(const Plan& plan, const std::function<void(int64_t)>& found) {

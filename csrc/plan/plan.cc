@@ -1,7 +1,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
-#include <tuple>
+#include <compare>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -80,22 +80,51 @@ std::pair<int32_t, int32_t> ordinals_of(std::span<const Piece> pieces, Rank rank
   return {static_cast<int32_t>(begin - pieces.begin()), static_cast<int32_t>(end - pieces.begin())};
 }
 
-void order_moves(const Layout& dst, Table<Move>& moves) {
-  using Key = std::tuple<uint8_t, Rank, int32_t, int64_t, Rank, int32_t>;
-  std::vector<std::pair<Key, int32_t>> order;
-  order.reserve(moves.size());
-  for (const Move& move : moves) {
+namespace {
+
+/// A move's place in the order among those of one step into one local tensor.
+struct OrderKey {
+  int64_t offset_elems = 0;
+  Rank src = 0;
+  int32_t src_piece = 0;
+  int32_t index = 0;
+  auto operator<=>(const OrderKey& other) const = default;
+};
+
+/// Local tensors are ordered by rank, so moves are counted into runs, by step and local tensor, and
+/// each run is sorted by itself: they come nearly in order, and one sort of all would not see it.
+Table<OrderKey> sorted_keys(const Layout& dst, const Table<Move>& moves) {
+  const size_t num_locals = dst.locals().size();
+  const auto run_of = [&](const Move& move, const Piece& piece) {
+    return move.step * num_locals + piece.local;
+  };
+  std::vector<int32_t> ends(2 * num_locals + 1, 0);  // of runs; at first where they begin
+  for (const Move& move : moves) ++ends[run_of(move, dst.pieces()[move.dst_piece]) + 1];
+  for (size_t run = 1; run < ends.size(); ++run) ends[run] += ends[run - 1];
+  Table<OrderKey> keys;
+  resize_unwritten(keys, moves.size());
+  for (size_t i = 0; i < moves.size(); ++i) {
+    const Move& move = moves[i];
     const Piece& piece = dst.pieces()[move.dst_piece];
-    order.emplace_back(
-        Key(move.step, move.dst, piece.local,
-            place_within(piece.place, piece.box, move.box).offset_elems, move.src, move.src_piece),
-        static_cast<int32_t>(order.size()));
+    keys[ends[run_of(move, piece)]++] = {
+        place_within(piece.place, piece.box, move.box).offset_elems, move.src, move.src_piece,
+        static_cast<int32_t>(i)};
   }
-  if (std::is_sorted(order.begin(), order.end())) return;
-  std::sort(order.begin(), order.end());
+  int32_t begin = 0;
+  for (const int32_t end : ends) {
+    if (end - begin > 1) std::sort(keys.begin() + begin, keys.begin() + end);
+    begin = end;
+  }
+  return keys;
+}
+
+}  // namespace
+
+void order_moves(const Layout& dst, Table<Move>& moves) {
+  const Table<OrderKey> keys = sorted_keys(dst, moves);
   Table<Move> ordered;
-  ordered.reserve(moves.size());
-  for (const auto& [unused, index] : order) ordered.push_back(moves[index]);
+  resize_unwritten(ordered, moves.size());
+  for (size_t i = 0; i < keys.size(); ++i) ordered[i] = moves[keys[i].index];
   moves.swap(ordered);
 }
 

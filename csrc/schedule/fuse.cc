@@ -18,13 +18,14 @@ void Fuser::begin_destination(Rank dst) {
 void Fuser::begin_stretch() {
   for (auto& [unused, open] : open_) close(open);
   open_.clear();
+  last_ = nullptr;
   first_turn_ = next_turn_++;
   if (dst_ == rank_) ++gate_;
 }
 
 int64_t Fuser::make_room(const Move& move, int64_t elems) {
   const auto elem_bytes = static_cast<int64_t>(dtype_bytes(move.wire()));
-  Open& open = open_[{move.src, move.dst, move.step}];
+  Open& open = open_of(move);
   if (open.used_bytes >= 0) {
     const int64_t offset = aligned(open.used_bytes, elem_bytes);
     if (offset + elems * elem_bytes <= bucket_bytes_) return offset;
@@ -34,7 +35,7 @@ int64_t Fuser::make_room(const Move& move, int64_t elems) {
 }
 
 void Fuser::append(const Move& move, int32_t index, const Box& box, int64_t offset_bytes) {
-  Open& open = open_[{move.src, move.dst, move.step}];
+  Open& open = open_of(move);
   if (open.used_bytes < 0) open_bucket(move, open);
   const Item item{index, offset_bytes, box};
   open.used_bytes = offset_bytes + item_bytes(move, item);
@@ -48,6 +49,12 @@ void Fuser::append(const Move& move, int32_t index, const Box& box, int64_t offs
 std::vector<Bucket> Fuser::finish() {
   begin_stretch();
   return std::move(buckets_);
+}
+
+Fuser::Open& Fuser::open_of(const Move& move) {
+  const Pair pair{move.src, move.dst, move.step};
+  if (last_ == nullptr || last_->first != pair) last_ = &*open_.try_emplace(pair).first;
+  return last_->second;
 }
 
 void Fuser::open_bucket(const Move& move, Open& open) {

@@ -71,13 +71,15 @@ class Fuser {
     std::vector<Item> items;  // of the bucket, which takes just the room they need when it closes
   };
 
+  Open& open_of(const Move& move);
   void open_bucket(const Move& move, Open& open);
   void close(Open& open);
 
   const Rank rank_;
   const Rounds rounds_;
   const int64_t bucket_bytes_;
-  std::map<Pair, Open> open_;  // of the stretch
+  std::map<Pair, Open> open_;                    // of the stretch
+  std::pair<const Pair, Open>* last_ = nullptr;  // of them: most moves follow one of their pair
   Rank dst_ = -1;
   int32_t first_turn_ = 0, next_turn_ = 0;  // of the stretch; of the one that follows
   int32_t gate_ = -1;
