@@ -12,12 +12,12 @@
 #include <span>
 #include <vector>
 
+#include "base/op.h"
 #include "collective/chunks.h"
 #include "collective/flat.h"
 #include "collective/steps.h"
 #include "comm/communicator.h"
 #include "device/reduce.h"
-#include "layout/op.h"
 
 namespace hybridengine {
 

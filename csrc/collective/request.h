@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/op.h"
 #include "comm/communicator.h"
 #include "engine/memory.h"
-#include "layout/op.h"
 
 namespace hybridengine {
 

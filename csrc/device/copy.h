@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dims.h"
 #include "base/dtype.h"
-#include "layout/box.h"
 
 namespace hybridengine {
 

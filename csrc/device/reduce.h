@@ -15,8 +15,8 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/op.h"
 #include "device/loops.h"
-#include "layout/op.h"
 
 namespace hybridengine {
 

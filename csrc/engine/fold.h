@@ -8,8 +8,9 @@
 
 #include <vector>
 
+#include "base/op.h"
 #include "device/copy.h"
-#include "layout/op.h"
+#include "layout/box.h"
 
 namespace hybridengine {
 

@@ -5,7 +5,6 @@
 // an offset and strides, in elements of that tensor as if it were contiguous.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,12 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/dims.h"
+
 namespace hybridengine {
-
-/// More dims than any weight in use (5, a 3-d convolution); small enough to keep Moves flat.
-inline constexpr int kMaxDims = 6;
-
-using Dims = std::array<int64_t, kMaxDims>;
 
 struct Shape {
   int ndim = 0;

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/blob.h"
+#include "base/op.h"
 #include "base/table.h"
 #include "layout/box.h"
-#include "layout/op.h"
 #include "layout/rule.h"
 #include "layout/spec.h"
 

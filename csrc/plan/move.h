@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "base/op.h"
 #include "base/rank.h"
 #include "layout/box.h"
-#include "layout/op.h"
 
 namespace hybridengine {
 

@@ -1,4 +1,4 @@
-#include "layout/op.h"
+#include "base/op.h"
 
 #include <array>
 
