@@ -1,10 +1,8 @@
 #include "collective/exchange.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/trace.h"
-#include "engine/slots.h"
+#include "engine/copier.h"
 
 namespace hybridengine {
 
@@ -12,58 +10,46 @@ Exchange::Exchange(Communicator& comm, uint64_t plan, size_t slot_bytes, std::ve
     : comm_(comm),
       plan_(plan),
       slot_bytes_(slot_bytes),
-      pitch_bytes_(slot_pitch(slot_bytes + kSlack)),
       num_slots_(std::move(num_slots)),
+      flow_(comm),
       incoming_(static_cast<size_t>(comm.world()) * num_slots_.size()),
-      outgoing_(incoming_.size()) {}
+      outgoing_(incoming_.size()) {
+  for (size_t line = 0; line < incoming_.size(); ++line)
+    flow_.add_line(static_cast<size_t>(num_slots_[line % num_slots_.size()]));
+}
+
+Exchange::Packets Exchange::make_packets(int64_t count) {
+  const Packets packets{num_units_, count, 0};
+  num_units_ += static_cast<int32_t>(count);
+  return packets;
+}
+
+Flow::Name Exchange::name_of(Rank peer, int stream, int64_t packet) const {
+  return {peer, plan_ + static_cast<uint64_t>(stream), static_cast<uint32_t>(packet)};
+}
 
 void Exchange::expect(Rank peer, int stream, int64_t num_packets) {
-  incoming_[lane(peer, stream)].expected = num_packets;
-  open_packets_ += num_packets;
+  const int32_t line = stream_of(peer, stream);
+  const Packets packets = incoming_[line].packets = make_packets(num_packets);
+  for (int64_t packet = 0; packet < num_packets; ++packet) {
+    flow_.expect(packets.unit(packet), name_of(peer, stream, packet), Flow::Way::kSlot);
+    flow_.join(line, packets.unit(packet), slot_bytes_ + kSlack);
+  }
 }
 
 void Exchange::promise(Rank peer, int stream, int64_t num_packets) {
-  outgoing_[lane(peer, stream)].promised = num_packets;
-  open_packets_ += num_packets;
+  const Packets packets = outgoing_[stream_of(peer, stream)] = make_packets(num_packets);
+  for (int64_t packet = 0; packet < num_packets; ++packet)
+    flow_.promise(packets.unit(packet), name_of(peer, stream, packet));
 }
 
 void Exchange::start() {
-  const auto num_streams = static_cast<int>(num_slots_.size());
-  size_t bytes = 0;
-  for (Rank peer = 0; peer < comm_.world(); ++peer)
-    for (int stream = 0; stream < num_streams; ++stream) {
-      Incoming& from = incoming_[lane(peer, stream)];
-      from.offset_bytes = bytes;
-      bytes +=
-          static_cast<size_t>(std::min<int64_t>(num_slots_[stream], from.expected)) * pitch_bytes_;
-    }
-  region_ = comm_.fabric().staging(bytes, comm_.options().between);
-  if (region_) staging_ = region_->span();
-  staging_bytes_ = static_cast<int64_t>(bytes);
-  for (Rank peer = 0; peer < comm_.world(); ++peer)
-    for (int stream = 0; stream < num_streams; ++stream)
-      for (int slot = 0; slot < num_slots_[stream]; ++slot) grant(peer, stream);
+  flow_.reserve();
+  for (size_t line = 0; line < incoming_.size(); ++line) grant(static_cast<int32_t>(line));
 }
 
-Message Exchange::message(MessageKind kind, int64_t packet, int stream) const {
-  Message result;
-  result.kind = kind;
-  result.bucket = static_cast<uint32_t>(packet);
-  result.plan = plan_ + static_cast<uint64_t>(stream);
-  return result;
-}
-
-/// The slot of the next packet, unless it has no further one.
-void Exchange::grant(Rank peer, int stream) {
-  Incoming& from = incoming_[lane(peer, stream)];
-  if (from.granted == from.expected) return;
-  Message granted = message(MessageKind::kGranted, from.granted, stream);
-  granted.place = {
-      region_ ? region_->id() : 0,
-      from.offset_bytes + static_cast<size_t>(from.granted % num_slots_[stream]) * pitch_bytes_};
-  ++from.granted;
-  if (region_) comm_.link(peer).offer(region_);
-  comm_.send(peer, granted);
+void Exchange::grant(int32_t line) {
+  while (flow_.may_grant(line)) flow_.grant_slot(line);
 }
 
 void Exchange::poll() {
@@ -85,82 +71,69 @@ void Exchange::poll() {
 bool Exchange::take(const Message& message, Rank peer) {
   const uint64_t stream = message.plan - plan_;
   if (stream >= num_slots_.size()) return false;
-  const size_t at = lane(peer, static_cast<int>(stream));
-  Incoming& from = incoming_[at];
-  Outgoing& to = outgoing_[at];
-  if (message.kind == MessageKind::kGranted) {
-    const int64_t next = to.sent + static_cast<int64_t>(to.granted.size());
-    if (next >= to.promised || message.bucket != static_cast<uint32_t>(next)) return false;
-    to.granted.push_back(message.place);
-    return true;
-  }
-  const int64_t next = from.released + static_cast<int64_t>(from.landed.size());
-  if (message.kind != MessageKind::kLanded || next >= from.granted ||
-      message.bucket != static_cast<uint32_t>(next) || message.num_bytes > slot_bytes_)
+  const int32_t at = stream_of(peer, static_cast<int>(stream));
+  if (message.kind == MessageKind::kLanded) return take_landed(incoming_[at], message);
+  const Packets& packets = outgoing_[at];
+  return message.kind == MessageKind::kGranted && message.bucket < packets.count &&
+         flow_.take(packets.unit(message.bucket), message) == Flow::Heard::kGranted;
+}
+
+bool Exchange::take_landed(Incoming& from, const Message& message) {
+  const int64_t next = from.packets.through + static_cast<int64_t>(from.landed.size());
+  if (message.bucket != next || next >= from.packets.count || message.num_bytes > slot_bytes_ ||
+      flow_.take(from.packets.unit(next), message) != Flow::Heard::kLanded)
     return false;
-  const size_t offset =
-      from.offset_bytes + static_cast<size_t>(next % num_slots_[stream]) * pitch_bytes_;
-  from.landed.push_back(
-      {staging_.data == nullptr ? nullptr : staging_.data + offset, message.num_bytes});
+  from.landed.push_back({flow_.slot_of(from.packets.unit(next)), message.num_bytes});
   return true;
 }
 
 bool Exchange::may_send(Rank peer, int stream) const {
-  return !outgoing_[lane(peer, stream)].granted.empty();
+  const Packets& to = outgoing_[stream_of(peer, stream)];
+  return to.through < to.count && flow_.may_leave(to.next());
 }
 
 Span Exchange::next_slot(Rank peer, int stream) {
   if (!comm_.fabric().caps().payload) return {nullptr, slot_bytes_};
-  const RegionRef place = outgoing_[lane(peer, stream)].granted.front();
-  const Span region = comm_.link(peer).map(place.region);
-  const size_t needed = slot_bytes_ + kSlack;
-  if (needed > region.bytes || place.offset > region.bytes - needed)
-    throw TransportError(
-        "a peer grants memory beyond the end of what it offered",
-        str_cat("rank ", peer, ", ", needed, " bytes at ", place.offset, " of ", region.bytes),
-        "Do all ranks run the same version?");
-  return {region.data + place.offset, slot_bytes_};
+  const Flow::Grant& grant = flow_.grant_of(outgoing_[stream_of(peer, stream)].next());
+  return {granted_memory(comm_, peer, grant.place, slot_bytes_ + kSlack), slot_bytes_};
 }
 
 void Exchange::send(Rank peer, int stream, size_t bytes) {
   ensure(bytes <= slot_bytes_, "a packet is larger than its slot");
-  Outgoing& to = outgoing_[lane(peer, stream)];
-  Message landed = message(MessageKind::kLanded, to.sent, stream);
-  landed.num_bytes = bytes;
-  to.granted.pop_front();
-  ++to.sent;
-  --open_packets_;
+  Packets& to = outgoing_[stream_of(peer, stream)];
+  flow_.say_landed(to.next(), 0, bytes);
+  ++to.through;
   sent_bytes_ += static_cast<int64_t>(bytes);
-  comm_.send(peer, landed);
 }
 
 const Span* Exchange::landed(Rank peer, int stream) const {
-  const Incoming& from = incoming_[lane(peer, stream)];
+  const Incoming& from = incoming_[stream_of(peer, stream)];
   return from.landed.empty() ? nullptr : &from.landed.front();
 }
 
 void Exchange::release(Rank peer, int stream) {
-  Incoming& from = incoming_[lane(peer, stream)];
+  const int32_t line = stream_of(peer, stream);
+  Incoming& from = incoming_[line];
   from.landed.pop_front();
-  ++from.released;
-  --open_packets_;
-  grant(peer, stream);
+  flow_.took(from.packets.next());
+  ++from.packets.through;
+  grant(line);
 }
 
 void Exchange::wait(const std::string& doing) {
-  std::vector<Rank> owing;
-  const auto num_streams = static_cast<int>(num_slots_.size());
-  for (Rank peer = 0; peer < comm_.world(); ++peer)
-    for (int stream = 0; stream < num_streams; ++stream) {
-      const Incoming& from = incoming_[lane(peer, stream)];
-      const Outgoing& to = outgoing_[lane(peer, stream)];
-      const bool owes = from.released + static_cast<int64_t>(from.landed.size()) < from.granted ||
-                        (to.sent < to.promised && to.granted.empty());
-      if (owes && (owing.empty() || owing.back() != peer)) owing.push_back(peer);
-    }
-  ensure(!owing.empty(), "an exchange waits although nothing is missing");
+  std::vector<int32_t> waiting;
+  const auto add = [&](const Packets& packets, int64_t next) {
+    if (next < packets.count && flow_.waits_for(packets.unit(next)))
+      waiting.push_back(packets.unit(next));
+  };
+  for (size_t at = 0; at < incoming_.size(); ++at) {
+    const Incoming& from = incoming_[at];
+    add(from.packets, from.packets.through + static_cast<int64_t>(from.landed.size()));
+    add(outgoing_[at], outgoing_[at].through);
+  }
+  ensure(!waiting.empty(), "an exchange waits although nothing is missing");
   const TraceSpan span(Subsystem::kCollective, "wait");
-  comm_.wait(owing, doing);
+  comm_.wait(flow_.peers_of(waiting), doing);
 }
 
 }  // namespace hybridengine

@@ -1,10 +1,11 @@
 // Exchange: packets of any size between all ranks, through slots of the receivers' staging.
 //
 // Vocabulary: a *stream* is an ordered sequence of packets from one rank to another; every ordered
-// pair of ranks has the same number of streams. A receiver has a fixed number of *slots* per stream
-// and peer. It grants them in order; the sender fills the next granted slot and says how many bytes
-// landed; the receiver reads them where they lie and releases the slot, which is granted again. How
-// many packets a stream has, both ends know beforehand; how large each is, only its sender.
+// pair of ranks has the same number of streams. Packets are the units of a Flow (engine/flow.h), in
+// which each stream has a line with a fixed number of slots: the sender fills the slot of the next
+// packet and says how many bytes landed; the receiver reads them where they lie and releases the
+// slot, which is granted again. How many packets a stream has, both ends know beforehand; how large
+// each is, only its sender.
 //
 // Memory: slots are all there is, (world - 1) * sum of slots * slot_bytes. Nothing here blocks but
 // wait(), and only when there is nothing to do, so ranks cannot wait in a ring. Deadlines, dead
@@ -23,6 +24,7 @@
 
 #include "base/span.h"
 #include "comm/communicator.h"
+#include "engine/flow.h"
 
 namespace hybridengine {
 
@@ -53,45 +55,51 @@ class Exchange {
   void release(Rank peer, int stream);
 
   /// Whether every packet was sent, and every one released.
-  bool done() const { return open_packets_ == 0; }
+  bool done() const { return flow_.done(); }
   /// Until something arrives. `doing` is for errors: "arrival of contributions". Throws as
   /// Communicator::wait does.
   void wait(const std::string& doing);
 
   int64_t sent_bytes() const { return sent_bytes_; }
-  int64_t staging_bytes() const { return staging_bytes_; }
+  int64_t staging_bytes() const { return static_cast<int64_t>(flow_.slots().num_bytes()); }
 
   /// Room behind each slot: vector code reads and writes past the end of a packet.
   static constexpr size_t kSlack = 128;
 
  private:
+  /// Those of a stream, numbered from 0 between the two ranks.
+  struct Packets {
+    int32_t first_unit = 0;
+    int64_t count = 0;
+    int64_t through = 0;  // sent, or released
+
+    int32_t unit(int64_t packet) const { return first_unit + static_cast<int32_t>(packet); }
+    int32_t next() const { return unit(through); }
+  };
   struct Incoming {
-    int64_t expected = 0, granted = 0, released = 0;
-    size_t offset_bytes = 0;  // of its first slot in staging
+    Packets packets;
     std::deque<Span> landed;  // not released
   };
-  struct Outgoing {
-    int64_t promised = 0, sent = 0;
-    std::deque<RegionRef> granted;  // slots of the peer
-  };
 
-  size_t lane(Rank peer, int stream) const {
-    return static_cast<size_t>(peer) * num_slots_.size() + static_cast<size_t>(stream);
+  /// Also the number of the line.
+  int32_t stream_of(Rank peer, int stream) const {
+    return peer * static_cast<int32_t>(num_slots_.size()) + stream;
   }
-  void grant(Rank peer, int stream);
+  Packets make_packets(int64_t count);
+  Flow::Name name_of(Rank peer, int stream, int64_t packet) const;
+  void grant(int32_t line);
   bool take(const Message& message, Rank peer);
-  Message message(MessageKind kind, int64_t packet, int stream) const;
+  bool take_landed(Incoming& from, const Message& message);
 
   Communicator& comm_;
   uint64_t plan_;
-  size_t slot_bytes_, pitch_bytes_;
+  size_t slot_bytes_;
   std::vector<int> num_slots_;
-  RegionPtr region_;  // of the slots; null without payload
-  Span staging_;
-  std::vector<Incoming> incoming_;  // by lane
-  std::vector<Outgoing> outgoing_;  // by lane
-  int64_t open_packets_ = 0;
-  int64_t sent_bytes_ = 0, staging_bytes_ = 0;
+  Flow flow_;
+  int32_t num_units_ = 0;
+  std::vector<Incoming> incoming_;  // by peer and stream
+  std::vector<Packets> outgoing_;   // the same
+  int64_t sent_bytes_ = 0;
   std::vector<Arrival> arrivals_;
 };
 

@@ -19,21 +19,28 @@ int32_t Flow::add_gate(std::vector<int32_t> units, int32_t line, size_t pitch_by
     lines_[line].waiters.push_back({.gate = id});
     lines_[line].slot_bytes = std::max(lines_[line].slot_bytes, count * pitch_bytes);
   }
-  for (const int32_t unit : units) units_[unit].gate = id;
+  for (const int32_t unit : units) make(unit).gate = id;
   gates_.push_back({std::move(units), pitch_bytes, count, -1, false, {}});
   return id;
 }
 
-void Flow::expect(int32_t unit, const Name& name, Way way) {
-  units_[unit].name = name;
-  units_[unit].way = way;
-  units_[unit].incoming = true;
+Flow::Unit& Flow::make(int32_t unit) {
+  if (static_cast<size_t>(unit) >= units_.size()) units_.resize(static_cast<size_t>(unit) + 1);
+  return units_[unit];
+}
+
+void Flow::expect(int32_t id, const Name& name, Way way) {
+  Unit& unit = make(id);
+  unit.name = name;
+  unit.way = way;
+  unit.incoming = true;
   ++num_named_;
 }
 
-void Flow::promise(int32_t unit, const Name& name, int32_t gate) {
-  units_[unit].name = name;
-  units_[unit].gate = gate;
+void Flow::promise(int32_t id, const Name& name, int32_t gate) {
+  Unit& unit = make(id);
+  unit.name = name;
+  unit.gate = gate;
   ++num_named_;
 }
 

@@ -48,7 +48,7 @@ class Flow {
   /// What a message says of a unit: kWrong: it may not be said now; kNothing: nothing is to do.
   enum class Heard : uint8_t { kWrong, kNothing, kGranted, kReady, kLanded, kReleased };
 
-  Flow(Communicator& comm, size_t num_units) : comm_(comm), units_(num_units) {}
+  explicit Flow(Communicator& comm) : comm_(comm) {}
 
   // What there is. Before reserve().
 
@@ -136,6 +136,7 @@ class Flow {
     int32_t pool = -1;
   };
 
+  Unit& make(int32_t unit);
   void grant(int32_t unit, const RegionPtr& region);
   void finish(int32_t unit);
   Message message(MessageKind kind, int32_t unit) const;

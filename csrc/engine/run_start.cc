@@ -11,7 +11,7 @@ Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
       memory_(routine, tensors_of(routine, std::move(src), std::move(dst))),
       program_(memory_.program()),
       copier_(comm),
-      flow_(comm, program_.parts().size()),
+      flow_(comm),
       ledger_(program_, routine.options(), aliased),
       started_at_(std::chrono::steady_clock::now()) {
   if (program_.reduces() && routine_.streaming())
