@@ -249,6 +249,54 @@ def test_a_segment_that_is_too_small_is_refused():
     )
 
 
+# cut of the destination, its memory, transport, and what counts the buckets that went this way
+RELEASES = {
+    "slot": ("columns", "torch", "shm", None),
+    "direct": ("columns", "ours", "shm", "direct_buckets"),
+    "written": ("columns", "torch", "cma", "direct_buckets"),
+    "read": ("rows", "torch", "cma", "pulled_buckets"),
+    "stream": ("rows", "stream", "shm", None),
+    "contributions": ("sum", "torch", "shm", None),
+}
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("bucket_bytes", [20_000, 300_000, 32 << 20])
+@pytest.mark.parametrize("way", RELEASES)
+def test_sources_may_change_as_soon_as_they_are_released(way, bucket_bytes, verify):
+    """Each is released once; the results are right though it is overwritten then."""
+    cut, memory, transport, counter = RELEASES[way]
+    ranks = run_ranks(
+        3,
+        scenarios.give_sources_back,
+        *(cut, memory, bucket_bytes, verify),
+        transport=transport,
+    )
+    holders = 3 if cut == "sum" else 2
+    for rank, runs in enumerate(ranks):
+        for seen in runs:
+            num_sources = len(scenarios.SHAPES) if rank < holders else 0
+            assert sorted(seen["released"]) == list(range(num_sources))
+    if counter is not None and bucket_bytes > 20_000:
+        assert all(seen["last"][counter] > 0 for seen in ranks[2])
+    if way == "slot" and bucket_bytes == 20_000:  # three slots at a time: the rest is still to go
+        assert all(seen["first"]["sent_bytes"] < seen["last"]["sent_bytes"] for seen in ranks[0])
+
+
+def test_a_source_that_a_result_is_a_view_of_is_never_released():
+    def main(comm: Communicator) -> list[tuple[str, int]]:
+        spec = Spec.from_tensors([(name, (4, 3), "float32") for name in "ab"])
+        layout = Layout.replicated(2).bind(spec)
+        schedule = _core.make_schedule(_core.make_plan(layout.core, layout.core), comm.rank)
+        held = [torch.ones(4, 3), torch.ones(4, 3)]
+        routine = _core.Routine(schedule, tell_released=True)
+        with comm.call():
+            run = _core.Run(comm.core, routine, held, [held[0], torch.zeros(4, 3)], [0])
+            return [run.advance(), run.advance()]
+
+    assert run_threads(2, main, transport="loopback") == [[("released", 1), ("done", -1)]] * 2
+
+
 @pytest.mark.slow
 def test_more_than_two_gib():
     """B22: past 2^31 elements; a few buckets of memory beside the tensor."""

@@ -39,14 +39,14 @@ Report run_small_on(Communicator& comm, Routine& routine, const py::list& src, c
   return run_small(comm, routine, std::move(sources), std::move(targets), aliased);
 }
 
-/// Holds the Python tensors for as long as the run knows their addresses.
+/// Holds the Python tensors for as long as the run, or a peer, may use their addresses.
 class BoundRun {
  public:
   BoundRun(Communicator& comm, Routine& routine, const py::list& src, const py::list& dst,
            const std::vector<int32_t>& aliased) {
     std::vector<TensorMemory> sources = borrow_sources(src), targets = borrow_targets(dst);
-    kept_.append(src);
-    kept_.append(dst);
+    for (const py::handle tensor : src) sources_.append(tensor);
+    for (const py::handle tensor : dst) targets_.append(tensor);
     const py::gil_scoped_release release;  // staging is reserved
     run_.emplace(comm, routine, std::move(sources), std::move(targets), aliased);
   }
@@ -57,6 +57,7 @@ class BoundRun {
       py::gil_scoped_release release;
       event = run_->advance();
     }
+    if (event.kind == Event::Kind::kReleased) sources_[event.local] = py::none();
     constexpr const char* kNames[] = {"done", "need", "finished", "released"};
     return py::make_tuple(kNames[static_cast<int>(event.kind)], event.local);
   }
@@ -72,7 +73,7 @@ class BoundRun {
   const Report& report() const { return run_->report(); }
 
  private:
-  py::list kept_;
+  py::list sources_, targets_;
   py::dict provided_;
   std::optional<Run> run_;
 };
@@ -199,7 +200,8 @@ void bind_engine(py::module_& module) {
            py::arg("aliased") = std::vector<int32_t>{}, py::keep_alive<1, 2>(),
            py::keep_alive<1, 3>())
       .def("advance", &BoundRun::advance,
-           "Goes on until an event: ('done', -1), ('need', i), ('finished', i), ('released', i).")
+           "Goes on until an event: ('done', -1), ('need', i), ('finished', i), or, where the "
+           "routine tells it, ('released', i): source tensor i may change.")
       .def("provide", &BoundRun::provide, py::arg("local"), py::arg("tensor"))
       .def("release", &BoundRun::release, py::arg("local"))
       .def_property_readonly("report", &BoundRun::report, py::return_value_policy::copy);
