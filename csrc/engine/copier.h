@@ -57,8 +57,8 @@ class Copier {
   uint64_t completed_ = 0;
 };
 
-/// `bytes` of the memory that a peer granted at `place`, as mapped here. Throws TransportError that
-/// says `what` (and `needs`) where they go beyond its end, or where the peer has not offered it.
+/// `bytes` of the memory that a peer granted at `place`, as mapped here. Throws TransportError
+/// where the peer has not offered it, and one that says `what` where they go beyond its end.
 std::byte* granted_memory(Communicator& comm, Rank peer, const RegionRef& place, size_t bytes,
                           const char* what = "a peer grants a slot that no memory has");
 
