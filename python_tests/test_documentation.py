@@ -61,3 +61,17 @@ def test_the_page_lists_every_architecture() -> None:
 
 def test_the_page_lists_every_layout() -> None:
     assert [row[0] for row in _cells("layouts.md", "## The strings")] == list(FAMILIES)
+
+
+def test_every_result_is_listed_and_names_its_commit() -> None:
+    """A number without its command, commit and machine is no number."""
+    folder = _ROOT / "bench" / "results"
+    overview = (folder / "README.md").read_text()
+    pages = {page.name: page.read_text() for page in folder.glob("*.md")}
+    del pages["README.md"]
+    assert sorted(set(re.findall(r"\(([\w.]+\.md)\)", overview))) == sorted(pages)
+    for name, text in pages.items():
+        assert re.search(r"[Cc]ommit [0-9a-f]{7}", text), name
+        assert re.search(r"AMD|Intel|ARM|CPU", text), name
+    shown = "".join(pages.values())
+    assert [each.name for each in folder.glob("*.png") if f"({each.name})" not in shown] == []

@@ -109,6 +109,35 @@ def test_what_is_converted_goes_straight_into_mapped_memory(transport, kind):
             assert buckets == direct > 0 and staging_bytes == 0
 
 
+def count_messages(comm: Any, out_kind: str, size: int) -> list[int]:
+    """That this rank sends in each of four runs of one bucket."""
+    spec = Spec.from_tensors([("w", (size,), "uint8")])
+    src, dst = Layout.hf().bind(spec), Layout.hf(ranks=[1]).bind(spec)
+    model = {"w": torch.ones(size, dtype=torch.uint8)} if comm.rank == 0 else None
+    out = None if out_kind == "fresh" else {}
+    if out_kind == "torch" and comm.rank == 1:
+        out = {"w": torch.zeros(size, dtype=torch.uint8)}
+    if out_kind == "ours":
+        out = hybridengine.empty(dst, comm.rank)
+    resharder = Resharder(model, src, dst, comm=comm, out=out)
+    sent = []
+    for _ in range(4):
+        before = comm.core.traffic[0]
+        resharder.run()
+        sent.append(comm.core.traffic[0] - before)
+    return sent
+
+
+@pytest.mark.parametrize("transport", ["loopback", "shm", "cma"])
+@pytest.mark.parametrize("out_kind", ["fresh", "torch", "ours"])
+def test_a_bucket_takes_one_message_each_way_and_a_small_run_none(transport, out_kind):
+    """From the second run on, whatever way it goes: granted and landed, or ready and released."""
+    source, destination = run_ranks(2, count_messages, out_kind, 1 << 20, transport=transport)
+    assert source[1:] == destination[1:] == [1, 1, 1]
+    for sent in run_ranks(2, count_messages, out_kind, 4096, transport=transport):
+        assert sent[1:] == [0, 0, 0]
+
+
 def read_moved_sources(comm: Any) -> None:
     """The source's memory is another one in the second run."""
     spec = Spec.from_tensors([("w", (64, 1024), "float32")])
