@@ -12,7 +12,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 
 #include "base/error.h"
 #include "transport/checks.h"
@@ -51,7 +50,7 @@ struct Pending {
   Desk* desk = nullptr;
   uint64_t ticket = 0;  // 0: of a mere message
   std::vector<RemoteRun> runs;
-  std::optional<Message> riding;
+  Message riding;
 };
 
 /// What is written and not posted yet, in order.
@@ -77,11 +76,11 @@ class OutTray {
       for (const RemoteRun& run : next.runs)
         if (const RegionPtr region = Region::find(run.remote.region))
           std::memcpy(place_in(region->span(), run, next.peer), run.local, run.bytes);
-      if (next.riding) {
+      {
         const std::lock_guard lock(office().mutex);
         Arrival& note = next.desk->notes.emplace_back();
         note.peer = own_;
-        note.message = *next.riding;
+        note.message = next.riding;
         office().changed.notify_all();
       }
       if (next.ticket == 0 || arrivals == nullptr) continue;
@@ -110,14 +109,10 @@ class PaperLink : public Link {
     return offered_.try_emplace(region->id(), region).second;
   }
   Span map(uint64_t region) override { throw_not_offered(peer_, region); }
-  Ticket put(std::span<const RemoteRun> runs, const Message* riding) override {
-    if (riding != nullptr) check_message(*riding);
+  Ticket put(std::span<const RemoteRun> runs, const Message& riding) override {
+    check_message(riding);
     const uint64_t ticket = tray_.next_ticket();
-    tray_.add({peer_,
-               desk_.get(),
-               ticket,
-               {runs.begin(), runs.end()},
-               riding ? std::optional(*riding) : std::nullopt});
+    tray_.add({peer_, desk_.get(), ticket, {runs.begin(), runs.end()}, riding});
     return {ticket};
   }
   Ticket get(std::span<const RemoteRun>) override {

@@ -177,7 +177,7 @@ uint64_t put(RankMedia& self, Rank peer, const py::list& list, uint32_t kind, ui
   const std::vector<RemoteRun> runs = runs_of(list, false, held);
   const py::gil_scoped_release released;
   const Message riding = message_of(kind, bucket, 0, 0, 0, "", 0);
-  return self.link(peer).put(runs, &riding).number;
+  return self.link(peer).put(runs, riding).number;
 }
 
 uint64_t get(RankMedia& self, Rank peer, const py::list& list) {

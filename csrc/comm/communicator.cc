@@ -108,11 +108,7 @@ void Communicator::send(Rank peer, Message message) {
 Ticket Communicator::put(Rank peer, std::span<const RemoteRun> runs, Message riding) {
   riding.call = call_;
   count(riding);
-  return reach([&] { return link(peer).put(runs, &riding); });
-}
-
-Ticket Communicator::put(Rank peer, std::span<const RemoteRun> runs) {
-  return reach([&] { return link(peer).put(runs, nullptr); });
+  return reach([&] { return link(peer).put(runs, riding); });
 }
 
 Ticket Communicator::get(Rank peer, std::span<const RemoteRun> runs) {

@@ -80,7 +80,6 @@ class Communicator {
   void send(Rank peer, Message message);
   /// Link::put and Link::get within the current call; a peer that is gone may have gone because of
   /// a third one, which is then named. What is done later comes as an arrival (drain()).
-  Ticket put(Rank peer, std::span<const RemoteRun> runs);
   Ticket put(Rank peer, std::span<const RemoteRun> runs, Message riding);
   Ticket get(Rank peer, std::span<const RemoteRun> runs);
   /// Waits until there is a message of the current call. `peers_owing` are the ranks it is waiting

@@ -1,31 +1,60 @@
 #include "engine/copier.h"
 
 #include "base/error.h"
+#include "engine/slots.h"
 
 namespace hybridengine {
 
 Copier::Ticket Copier::submit(const CopyList& list) {
   for (const StridedCopy& copy : list) copy_strided(copy.src, copy.dst, copy.ndim, copy.size);
-  return completed();
+  return {++last_};
 }
 
 Copier::Ticket Copier::submit(const FoldList& list) {
   fold_boxes(list);
-  return completed();
+  return {++last_};
 }
 
 bool Copier::reaches(Rank peer) const {
   return comm_.fabric().caps().pull && comm_.link(peer).reaches();
 }
 
-Copier::Ticket Copier::read(Rank peer, std::span<const RemoteRun> runs) {
-  comm_.get(peer, runs);
-  return completed();
+Copier::Ticket Copier::get(Rank peer, std::span<const RemoteRun> runs) {
+  return submitted(peer, comm_.get(peer, runs));
 }
 
-Copier::Ticket Copier::write(Rank peer, std::span<const RemoteRun> runs) {
-  comm_.put(peer, runs);
-  return completed();
+Copier::Ticket Copier::put(Rank peer, std::span<const RemoteRun> runs, const Message& landed) {
+  return submitted(peer, comm_.put(peer, runs, landed));
+}
+
+Copier::Ticket Copier::submitted(Rank peer, hybridengine::Ticket of_link) {
+  const Ticket ticket{++last_};
+  if (of_link.done()) return ticket;
+  under_way_.insert(ticket.number);
+  by_link_[{peer, of_link.number}] = ticket.number;
+  return ticket;
+}
+
+void Copier::heard(const Arrival& arrival) {
+  const auto found = by_link_.find({arrival.peer, arrival.ticket});
+  ensure(found != by_link_.end(), "something is done that was not submitted");
+  under_way_.erase(found->second);
+  by_link_.erase(found);
+}
+
+void Copier::reserve_rooms(size_t bytes) {
+  const size_t pitch = slot_pitch(bytes);
+  const RegionPtr region =
+      comm_.fabric().send_staging(bytes == 0 ? 0 : kRooms * pitch, comm_.options().between);
+  if (!region) return;
+  for (size_t room = 0; room < kRooms; ++room) rooms_.push_back(region->span().data + room * pitch);
+}
+
+std::byte* Copier::take_room() {
+  if (rooms_.empty()) return nullptr;
+  std::byte* const room = rooms_.back();
+  rooms_.pop_back();
+  return room;
 }
 
 std::byte* granted_memory(Communicator& comm, Rank peer, const RegionRef& place, size_t bytes,

@@ -11,7 +11,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -41,20 +44,40 @@ class Copier {
   Ticket submit(const CopyList& list);
   Ticket submit(const FoldList& list);
 
+  /// Whether the regions of `peer` are mapped here; else what goes there is put.
+  bool maps(Rank peer) const { return comm_.link(peer).caps().maps; }
   /// Whether this rank and `peer` reach each other's ordinary memory.
   bool reaches(Rank peer) const;
-  /// Between this rank's memory and that of a peer that it reaches. Throw TransportError where the
-  /// peer is gone or the addresses are not its own.
-  Ticket read(Rank peer, std::span<const RemoteRun> runs);
-  Ticket write(Rank peer, std::span<const RemoteRun> runs);
+  /// Between this rank's memory and that of a peer: a region that it has offered, or, where it
+  /// reaches(), any. `landed` rides on the put. Throw TransportError where the peer is gone or the
+  /// memory is not its own.
+  Ticket get(Rank peer, std::span<const RemoteRun> runs);
+  Ticket put(Rank peer, std::span<const RemoteRun> runs, const Message& landed);
 
-  bool done(Ticket ticket) const { return ticket.number <= completed_; }
+  /// Memory to pack what is put: kRooms of so many bytes, of which each put uses one until it is
+  /// done. Throws UsageError where there is no memory for it.
+  void reserve_rooms(size_t bytes);
+  /// Null while all are in use.
+  std::byte* take_room();
+  void free_room(std::byte* room) { rooms_.push_back(room); }
+
+  bool done(Ticket ticket) const { return !under_way_.contains(ticket.number); }
+  /// Whether something ends by a word of a peer's link: heard().
+  bool waits_for_links() const { return !by_link_.empty(); }
+  /// An arrival that says that a put or a get is done.
+  void heard(const Arrival& arrival);
 
  private:
-  Ticket completed() { return {++completed_}; }
+  static constexpr size_t kRooms = 2;  // one is put while the next is packed
+
+  Ticket submitted(Rank peer, hybridengine::Ticket of_link);
 
   Communicator& comm_;
-  uint64_t completed_ = 0;
+  uint64_t last_ = 0;
+  std::set<uint64_t> under_way_;
+  std::map<std::pair<Rank, uint64_t>, uint64_t>
+      by_link_;                    // of those, by peer and the link's ticket
+  std::vector<std::byte*> rooms_;  // that are free
 };
 
 /// `bytes` of the memory that a peer granted at `place`, as mapped here. Throws TransportError

@@ -113,11 +113,15 @@ void Flow::say_ready(int32_t unit, uint64_t addresses, uint64_t digest) {
   comm_.send(units_[unit].name.peer, ready);
 }
 
-void Flow::say_landed(int32_t unit, uint64_t digest, uint64_t num_bytes) {
+Message Flow::landed(int32_t unit, uint64_t digest, uint64_t num_bytes) const {
   Message landed = message(MessageKind::kLanded, unit);
   landed.digest = digest;
   landed.num_bytes = num_bytes;
-  comm_.send(units_[unit].name.peer, landed);
+  return landed;
+}
+
+void Flow::say_landed(int32_t unit, uint64_t digest, uint64_t num_bytes) {
+  comm_.send(units_[unit].name.peer, landed(unit, digest, num_bytes));
   finish(unit);
 }
 

@@ -77,6 +77,9 @@ class Flow {
   void say_ready(int32_t unit, uint64_t addresses, uint64_t digest);
   /// It is through then, as with the next two.
   void say_landed(int32_t unit, uint64_t digest, uint64_t num_bytes);
+  /// The same word, to ride on a put; has_left() once the put is done.
+  Message landed(int32_t unit, uint64_t digest, uint64_t num_bytes) const;
+  void has_left(int32_t unit) { finish(unit); }
   void say_released(int32_t unit);
   /// Says nothing: what landed was taken. Its slot is free, unless it feeds a gate.
   void took(int32_t unit);

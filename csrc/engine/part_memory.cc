@@ -88,6 +88,29 @@ std::span<const RemoteRun> PartMemory::runs_to_peer(const Part& part) {
   return runs(part, part.dst, &Copy::src, &Copy::dst);
 }
 
+std::span<const RemoteRun> PartMemory::runs_to_segment(const Part& part, uint64_t region) {
+  runs_.clear();
+  const std::vector<int64_t>& offsets = routine_.offsets_of_peer(part.dst);
+  const int32_t num_sources = program_.num_sources_of(part.dst);
+  for (const Copy& copy : part.copies) {
+    const int64_t start = offsets[copy.dst.tensor - num_sources] + copy.dst.offset_bytes;
+    add_runs(copy, at(copy.src), {region, static_cast<uint64_t>(start)}, copy.dst.strides);
+  }
+  return runs_;
+}
+
+/// Those of a copy between `here` and what lies at `there` with those strides.
+void PartMemory::add_runs(const Copy& copy, const StridedEnd& here, const RegionRef& there,
+                          const Dims& their_strides) {
+  const Dims ends[] = {here.strides, their_strides};
+  const auto elem_bytes = static_cast<int64_t>(dtype_bytes(here.dtype));
+  for_each_run(ends, copy.box, [&](std::span<const int64_t> offsets, int64_t elems) {
+    runs_.push_back({{there.region, there.offset + static_cast<uint64_t>(offsets[1] * elem_bytes)},
+                     here.data + offsets[0] * elem_bytes,
+                     static_cast<size_t>(elems * elem_bytes)});
+  });
+}
+
 /// `mine` is this rank's end of a copy.
 std::span<const RemoteRun> PartMemory::runs(const Part& part, Rank peer, End Copy::* mine,
                                             End Copy::* theirs) {
@@ -98,12 +121,7 @@ std::span<const RemoteRun> PartMemory::runs(const Part& part, Rank peer, End Cop
     const StridedEnd here = at(copy.*mine);
     const StridedEnd there =
         resolve(routine_.tables().of_peer(peer, (copy.*theirs).tensor), place, copy.box);
-    const Dims ends[] = {here.strides, there.strides};
-    for_each_run(ends, copy.box, [&](std::span<const int64_t> offsets, int64_t elems) {
-      runs_.push_back({{0, reinterpret_cast<uint64_t>(there.data + offsets[1] * elem_bytes)},
-                       here.data + offsets[0] * elem_bytes,
-                       static_cast<size_t>(elems * elem_bytes)});
-    });
+    add_runs(copy, here, {0, reinterpret_cast<uint64_t>(there.data)}, there.strides);
   }
   return runs_;
 }

@@ -44,6 +44,8 @@ class PartMemory {
   /// rank's table of addresses says. Throw TransportError where it has no such tensor.
   std::span<const RemoteRun> runs_from_peer(const Part& part);
   std::span<const RemoteRun> runs_to_peer(const Part& part);
+  /// To the final places in a segment of its peer.
+  std::span<const RemoteRun> runs_to_segment(const Part& part, uint64_t region);
 
   // Without a conversion a digest covers the elements where they come from and where they end up;
   // with one it covers the bytes that travelled, which lie at `packed`.
@@ -55,6 +57,8 @@ class PartMemory {
   uint64_t digest(const Part& part, End Copy::* end, const std::byte* packed) const;
   std::span<const RemoteRun> runs(const Part& part, Rank peer, End Copy::* mine,
                                   End Copy::* theirs);
+  void add_runs(const Copy& copy, const StridedEnd& here, const RegionRef& there,
+                const Dims& their_strides);
 
   Routine& routine_;
   std::vector<TensorMemory> tensors_;

@@ -14,7 +14,7 @@ Event Run::advance() {
     if (auto event = ledger_.next_event()) return *event;
     if (auto event = grant_slots()) return *event;
     if (settle() || handle_arrivals() || fold_next() || read_next() || copy_locally()) continue;
-    if (!pending_.empty()) continue;  // what is under way ends without a message
+    if (!pending_.empty() && !copier_.waits_for_links()) continue;  // it ends without a message
     if (flow_.done()) {
       if (auto event = ledger_.open_up_to(program_.num_targets() - 1)) return *event;
       if (auto event = ledger_.next_event()) return *event;
@@ -44,9 +44,9 @@ std::optional<Event> Run::grant_slots() {
 
 /// Now, where the copy is done: nothing overtakes what was submitted before it.
 template <class Then>
-void Run::when_done(Copier::Ticket ticket, const Then& then) {
+void Run::when_done(Copier::Ticket ticket, const Then& then, int32_t put) {
   if (pending_.empty() && copier_.done(ticket)) return then();
-  pending_.push_back({ticket, then});
+  pending_.push_back({ticket, then, put});
 }
 
 /// What follows from copies that have ended.
@@ -64,6 +64,10 @@ bool Run::handle_arrivals() {
   arrivals_.clear();
   comm_.drain(arrivals_);
   for (const Arrival& arrival : arrivals_) {
+    if (arrival.kind == Arrival::Kind::kDone) {
+      copier_.heard(arrival);
+      continue;
+    }
     routine_.check_plan_of(arrival.peer, arrival.message.plan);
     if (!take(arrival.message, arrival.peer))
       throw TransportError(
@@ -122,36 +126,78 @@ void Run::send_part(int32_t id) {
   const Part& part = part_of(id);
   TraceSpan span(Subsystem::kEngine, "pack");
   span.arg("bucket", part.name).arg("peer", part.dst).arg("bytes", part.num_bytes);
-  const Flow::Grant& grant = flow_.grant_of(id);
-  routine_.in_place()[id] = grant.direct;
+  routine_.in_place()[id] = flow_.grant_of(id).direct;
+  if (caps().payload && (flow_.grant_of(id).by_address() || !copier_.maps(part.dst))) {
+    if (!unput_.empty() || !put_part(id)) unput_.push_back(id);
+    return;
+  }
   std::byte* packed = nullptr;
   Copier::Ticket ticket;
   if (caps().payload) {
     const Stopwatch watch(report_.pack_seconds);
-    if (!grant.direct)
-      packed = granted_memory(comm_, part.dst, grant.place, static_cast<size_t>(part.num_bytes));
-    ticket = write_part(part, grant, packed);
+    ticket = write_part(id, packed);
   }
-  when_done(ticket, [this, id, packed] { say_landed(id, packed); });
+  when_done(ticket, [this, id, packed] {
+    flow_.say_landed(id, digest_to_send(id, packed),
+                     static_cast<uint64_t>(part_of(id).payload_bytes));
+    note_sent(id);
+  });
 }
 
-Copier::Ticket Run::write_part(const Part& part, const Flow::Grant& grant, std::byte* packed) {
-  if (!grant.direct) return copier_.submit(memory_.pack(part, packed));
-  if (grant.by_address()) return copier_.write(part.dst, memory_.runs_to_peer(part));
+/// Where the peer's memory is mapped. `packed` becomes where it lies there in one piece.
+Copier::Ticket Run::write_part(int32_t id, std::byte*& packed) {
+  const Part& part = part_of(id);
+  const Flow::Grant& grant = flow_.grant_of(id);
+  if (!grant.direct) {
+    packed = granted_memory(comm_, part.dst, grant.place, static_cast<size_t>(part.num_bytes));
+    return copier_.submit(memory_.pack(part, packed));
+  }
   std::byte* const segment =
       granted_memory(comm_, part.dst, grant.place, memory_.segment_bytes(part.dst),
                      "a peer grants memory that its tensors do not fit into");
   return copier_.submit(memory_.place(part, segment));
 }
 
-void Run::say_landed(int32_t id, const std::byte* packed) {
-  uint64_t digest = 0;
-  if (caps().payload && routine_.options().verify) {
+/// False where there is no room to pack it.
+bool Run::put_part(int32_t id) {
+  const Part& part = part_of(id);
+  const Flow::Grant& grant = flow_.grant_of(id);
+  std::byte* const room = grant.direct ? nullptr : copier_.take_room();
+  if (!grant.direct && room == nullptr) return false;
+  Copier::Ticket packed;
+  {
     const Stopwatch watch(report_.pack_seconds);
-    digest = memory_.digest_of_source(part_of(id), packed);
+    if (room != nullptr) packed = copier_.submit(memory_.pack(part, room));
   }
-  flow_.say_landed(id, digest, static_cast<uint64_t>(part_of(id).payload_bytes));
-  note_sent(id);
+  when_done(packed, [this, id, room] { put_packed(id, room); });
+  return true;
+}
+
+void Run::put_packed(int32_t id, std::byte* room) {
+  const Part& part = part_of(id);
+  const Flow::Grant& grant = flow_.grant_of(id);
+  const RemoteRun whole{grant.place, room, static_cast<size_t>(part.num_bytes)};
+  std::span<const RemoteRun> runs(&whole, 1);
+  const uint64_t digest = digest_to_send(id, room);
+  const Stopwatch watch(report_.pack_seconds);
+  if (grant.by_address())
+    runs = memory_.runs_to_peer(part);
+  else if (grant.direct)
+    runs = memory_.runs_to_segment(part, grant.place.region);
+  const Message landed = flow_.landed(id, digest, static_cast<uint64_t>(part.payload_bytes));
+  const auto left = [this, id, room] {
+    if (room != nullptr) copier_.free_room(room);
+    flow_.has_left(id);
+    note_sent(id);
+    while (!unput_.empty() && put_part(unput_.front())) unput_.pop_front();
+  };
+  when_done(copier_.put(part.dst, runs, landed), left, id);
+}
+
+uint64_t Run::digest_to_send(int32_t id, const std::byte* packed) {
+  if (!caps().payload || !routine_.options().verify) return 0;
+  const Stopwatch watch(report_.pack_seconds);
+  return memory_.digest_of_source(part_of(id), packed);
 }
 
 void Run::receive_part(int32_t id, uint64_t digest) {
@@ -180,7 +226,7 @@ bool Run::read_next() {
   Copier::Ticket ticket;
   {
     const Stopwatch watch(report_.unpack_seconds);
-    ticket = copier_.read(part.src, memory_.runs_from_peer(part));
+    ticket = copier_.get(part.src, memory_.runs_from_peer(part));
   }
   when_done(ticket, [this, id, digest] {
     compare_digests(id, digest);
@@ -252,6 +298,8 @@ void Run::wait_for_peers() {
   const bool arrival = !waiting.empty();
   for (const int32_t id : program_.outgoing())
     if (flow_.waits_for(id)) waiting.push_back(id);
+  for (const Pending& each : pending_)
+    if (each.part >= 0) waiting.push_back(each.part);
   ensure(!waiting.empty(), "a run waits although nothing is missing");
   const TraceSpan span(Subsystem::kEngine, "wait");
   const Stopwatch watch(report_.wait_seconds);

@@ -4,10 +4,14 @@
 //   slot    it grants a slot of its staging, in round order; the source packs into it and says that
 //           the part has landed; the destination unpacks and grants the slot again. At most kSlots
 //           slots exist, so memory is bounded while ranks work on different parts at once.
-//   place   its tensors lie in a segment that peers map, or it tells their addresses: it grants the
-//           final places at once, and the source writes there. One copy, made by the source.
+//   place   its tensors lie in a segment, or it tells their addresses: it grants the final places
+//   at
+//           once, and the source writes there. One copy, made by the source.
 //   read    the source has said that the part is ready where it lies; the destination reads it into
 //           its places and releases it. One copy, made by the destination.
+// Where the source does not map the destination's memory it puts a part: from its places, or packed
+// into a room of its own for a slot.
+//
 // Contributions to what this rank combines (folds, see program.h) come by slot, so that what is
 // folded is in cache; when all are there they are folded in rank order, and only then do the parts
 // that carry the result start: a fold is a gate of the Flow, and has its number. Slots go to folds
@@ -66,10 +70,12 @@ class Run {
   struct Pending {
     Copier::Ticket ticket;
     std::function<void()> then;
+    int32_t part = -1;  // that is put
   };
 
   // run_start.cc: which way each part goes, and what is said at once
   void line_up();
+  void reserve_rooms();
   Flow::Way way_of(int32_t id) const;
   bool goes_into_segment(const Part& part) const;
   void start();
@@ -90,14 +96,16 @@ class Run {
   bool take(const Message& message, Rank peer);
   bool knows_addresses(const Message& message, Rank peer);
   void send_part(int32_t id);
-  Copier::Ticket write_part(const Part& part, const Flow::Grant& grant, std::byte* packed);
-  void say_landed(int32_t id, const std::byte* packed);
+  Copier::Ticket write_part(int32_t id, std::byte*& packed);
+  bool put_part(int32_t id);
+  void put_packed(int32_t id, std::byte* room);
+  uint64_t digest_to_send(int32_t id, const std::byte* packed);
   void receive_part(int32_t id, uint64_t digest);
   void compare_digests(int32_t id, uint64_t theirs);
   void open_gate(int32_t id);
   Copier::Ticket keep(std::span<const Copy> copies);
   template <class Then>
-  void when_done(Copier::Ticket ticket, const Then& then);
+  void when_done(Copier::Ticket ticket, const Then& then, int32_t put = -1);
   void note_sent(int32_t id);
   void note_received(int32_t id);
 
@@ -114,6 +122,7 @@ class Run {
   Ledger ledger_;
   bool started_ = false;
   std::deque<Pending> pending_;
+  std::deque<int32_t> unput_;                          // parts that wait for a room
   std::deque<std::pair<int32_t, uint64_t>> readable_;  // parts that are ready, and their digests
   std::vector<Arrival> arrivals_;
   std::chrono::steady_clock::time_point started_at_;

@@ -1,4 +1,6 @@
 // The begin of a run: which way each part goes, and what is said at once.
+#include <algorithm>
+
 #include "base/error.h"
 #include "engine/run.h"
 
@@ -17,7 +19,7 @@ Run::Run(Communicator& comm, Routine& routine, std::vector<TensorMemory> src,
   if (program_.reduces() && routine_.streaming())
     throw UsageError("a partial layout cannot be streamed", program_.src_layout().text(),
                      "Reduce into tensors of your own: leave the stream, or the partial layout.");
-  if (caps().maps && !routine_.streaming())
+  if (caps().payload && !routine_.streaming())
     segment_ = segment_of(program_.dst_layout(), comm_.rank(), memory_.targets());
   line_up();
 }
@@ -41,7 +43,16 @@ void Run::line_up() {
   for (const int32_t id : program_.outgoing())
     flow_.promise(id, {part_of(id).dst, plan, part_of(id).name}, part_of(id).gate);
   flow_.reserve();
+  reserve_rooms();
   report_.staging_bytes = static_cast<int64_t>(flow_.slots().region_bytes());
+}
+
+/// For what is packed before it is put.
+void Run::reserve_rooms() {
+  int64_t largest = 0;
+  for (const int32_t id : program_.outgoing())
+    if (!copier_.maps(part_of(id).dst)) largest = std::max(largest, part_of(id).num_bytes);
+  copier_.reserve_rooms(static_cast<size_t>(largest));
 }
 
 Flow::Way Run::way_of(int32_t id) const {
@@ -54,9 +65,11 @@ Flow::Way Run::way_of(int32_t id) const {
   return routine_.in_place()[id] ? Flow::Way::kSlot : Flow::Way::kRead;
 }
 
-/// What is converted has no digest that both ends could take where it lies.
+/// What is converted has no digest that both ends could take where it lies, and is not put as it
+/// is.
 bool Run::goes_into_segment(const Part& part) const {
-  return segment_ && part.placed && (part.plain || !routine_.options().verify);
+  return segment_ && part.placed &&
+         (part.plain || (copier_.maps(part.src) && !routine_.options().verify));
 }
 
 void Run::start() {

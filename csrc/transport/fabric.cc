@@ -145,10 +145,18 @@ const std::string& Fabric::why_not_better(Rank peer) const {
 }
 
 RegionPtr Fabric::staging(size_t bytes, const std::function<void()>& between) {
+  return grown(staging_, "staging", bytes, between);
+}
+
+RegionPtr Fabric::send_staging(size_t bytes, const std::function<void()>& between) {
+  return grown(send_staging_, "staging to send from", bytes, between);
+}
+
+RegionPtr Fabric::grown(RegionPtr& kept, const char* purpose, size_t bytes,
+                        const std::function<void()>& between) const {
   if (!caps_.payload || bytes == 0) return nullptr;
-  if (!staging_ || staging_->span().bytes < bytes)
-    staging_ = Region::make("staging", bytes, between);
-  return staging_;
+  if (!kept || kept->span().bytes < bytes) kept = Region::make(purpose, bytes, between);
+  return kept;
 }
 
 void Fabric::release_gone() {

@@ -52,6 +52,8 @@ class Fabric {
   /// more gives the same region; asking for more gives a new one without the old bytes, and lets go
   /// of the old one. Null without Caps::payload, or for no bytes. Throws as Region::make.
   RegionPtr staging(size_t bytes, const std::function<void()>& between);
+  /// The same for what is put together here before it is put to a peer.
+  RegionPtr send_staging(size_t bytes, const std::function<void()>& between);
 
   // As of Endpoint, over all.
   void release_gone();
@@ -72,6 +74,8 @@ class Fabric {
   Endpoint& chosen(Rank peer) const;
   Choice choose(Rank peer, const std::vector<std::string>& order, const Offer& theirs) const;
   void settle();
+  RegionPtr grown(RegionPtr& kept, const char* purpose, size_t bytes,
+                  const std::function<void()>& between) const;
 
   Rank rank_;
   int32_t world_;
@@ -80,7 +84,7 @@ class Fabric {
   Caps caps_;
   std::vector<Choice> choices_;  // by rank
   std::vector<Endpoint*> used_;  // that serve somebody; all before connect()
-  RegionPtr staging_;
+  RegionPtr staging_, send_staging_;
 };
 
 }  // namespace hybridengine

@@ -66,9 +66,9 @@ class Link {
   /// it. Only with Caps::maps. Throws TransportError where the peer has not offered it.
   virtual Span map(uint64_t region) = 0;
 
-  /// Writes `runs` into the peer's memory, then says `riding`, unless it is null. Throws
+  /// Writes `runs` into the peer's memory, then says `riding`. Throws
   /// TransportError where the peer is gone or the memory is not its own.
-  virtual Ticket put(std::span<const RemoteRun> runs, const Message* riding) = 0;
+  virtual Ticket put(std::span<const RemoteRun> runs, const Message& riding) = 0;
   /// Reads `runs`, which must stay as they are meanwhile. Throws as put().
   virtual Ticket get(std::span<const RemoteRun> runs) = 0;
 

@@ -112,9 +112,9 @@ void ShmLink::release_gone() {
   std::erase_if(regions_, [](const auto& entry) { return was_given_back(entry.second); });
 }
 
-Ticket ShmLink::put(std::span<const RemoteRun> runs, const Message* riding) {
+Ticket ShmLink::put(std::span<const RemoteRun> runs, const Message& riding) {
   copy(runs, true);
-  if (riding != nullptr) send(*riding);
+  send(riding);
   return {};
 }
 

@@ -55,7 +55,7 @@ class ShmLink : public Link {
   bool reaches() override { return false; }
   bool offer(const RegionPtr& region) override;
   Span map(uint64_t region) override;
-  Ticket put(std::span<const RemoteRun> runs, const Message* riding) override;
+  Ticket put(std::span<const RemoteRun> runs, const Message& riding) override;
   Ticket get(std::span<const RemoteRun> runs) override;
   void send(const Message& message) override;
   bool sent_all() const override { return outbox_.empty(); }

@@ -48,9 +48,9 @@ void InProcessLink::copy(std::span<const RemoteRun> runs, bool writing) {
   }
 }
 
-Ticket InProcessLink::put(std::span<const RemoteRun> runs, const Message* riding) {
+Ticket InProcessLink::put(std::span<const RemoteRun> runs, const Message& riding) {
   copy(runs, true);
-  if (riding != nullptr) send(*riding);
+  send(riding);
   return {};
 }
 
