@@ -24,7 +24,11 @@ ROWS = {row["name"]: row for row in _core.transports()}
 
 def pytest_generate_tests(metafunc) -> None:
     """Runs a test over the registry: all transports, or those that can do what it asks for."""
-    for fixture, capability in (("transport", None), ("window_transport", "maps")):
+    for fixture, capability in (
+        ("transport", None),
+        ("window_transport", "maps"),
+        ("payload_transport", "payload"),
+    ):
         if fixture in metafunc.fixturenames:
             names = [n for n, row in ROWS.items() if capability is None or row["caps"][capability]]
             metafunc.parametrize(fixture, names)
@@ -32,7 +36,7 @@ def pytest_generate_tests(metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _available(request) -> None:
-    for name in {"transport", "window_transport"} & set(request.fixturenames):
+    for name in {"transport", "window_transport", "payload_transport"} & set(request.fixturenames):
         row = ROWS[request.getfixturevalue(name)]
         if not row["available"]:
             pytest.skip(row["reason"])
@@ -89,6 +93,39 @@ def test_all_to_all(window_transport, world, slot_bytes, gap_bytes):
         for peer, slot in enumerate(slots):
             wanted = scenarios.pattern(slot_bytes, peer) if peer != rank else bytes(slot_bytes)
             assert slot == wanted + bytes(min(gap_bytes, 1))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_rides_on_a_put_comes_after_its_bytes(payload_transport, world):
+    sizes, rounds = [0, 1, 4097, 300_001], 3
+    got = run_ranks(payload_transport, world, scenarios.put_odd_runs, sizes, rounds)
+    for rank, seen in enumerate(got):
+        peers = [peer for peer in range(world) if peer != rank]
+        wanted = [(number, peer) for number in range(rounds) for peer in peers]
+        for (number, peer), memory in zip(wanted, seen, strict=True):
+            runs = [scenarios.pattern(size, peer + number) for size in sizes]
+            assert memory == b"\0" + b"\0".join(runs) + b"\0"
+
+
+@pytest.mark.parametrize("size", [1, 4097, 1_000_001])
+def test_a_get_reads_regions_and_what_is_within_reach(window_transport, size):
+    for rank, got in enumerate(run_ranks(window_transport, 2, scenarios.get_what_peers_hold, size)):
+        assert got == [scenarios.pattern(size, 1 - rank)] * (
+            2 if ROWS[window_transport]["caps"]["pull"] else 1
+        )
+
+
+def test_a_put_beyond_the_end_of_a_region_is_refused(window_transport):
+    ends = pair(window_transport)
+    region = _core.Region(100)
+    ends[0].offer(1, region)
+    ends[0].send(1)
+    assert ends[1].poll(5.0)
+    for offset, size in ((len(memoryview(region)), 1), (1 << 63, 2), ((1 << 64) - 1, 2)):
+        with pytest.raises(_core.TransportError, match=f"rank 0, {size} bytes at {offset} of"):
+            ends[1].put(0, [(region.id, offset, bytearray(size))])
+    with pytest.raises(_core.TransportError, match="has not offered: rank 0, region 7"):
+        ends[1].put(0, [(7, 0, bytearray(1))])
 
 
 def test_staging_grows(window_transport):

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 
-from transport_world import BYE, GRANTED, LANDED, Me
+import numpy as np
+from transport_world import BYE, GRANTED, LANDED, READY, Me
 
 from hybridengine import _core
 
@@ -79,6 +80,53 @@ def all_to_all(me: Me, slot_bytes: int, gap_bytes: int) -> list[bytes]:
         return []
     view = memoryview(staging)
     return [bytes(view[r * pitch + 1 :][: slot_bytes + min(gap_bytes, 1)]) for r in range(me.world)]
+
+
+def put_odd_runs(me: Me, sizes: list[int], rounds: int) -> list[bytes]:
+    """Every rank puts runs at odd offsets into a region of every peer, some times over; what lies
+    there when the message that rode on a put arrives is taken then."""
+    pitch = sum(sizes) + len(sizes) + 1
+    region = _core.Region(me.world * pitch)
+    me.show(region)
+    seen = []
+    for number in range(rounds):
+        for peer in me.peers:
+            at, runs = me.rank * pitch + 1, []
+            for size in sizes:
+                runs.append((me.regions[peer], at, bytearray(pattern(size, me.rank + number))))
+                at += size + 1
+            me.finish(peer, me.endpoint.put(peer, runs, LANDED, number))
+        for peer in me.peers:
+            arrival = me.next_from(peer)
+            assert arrival[2:4] == (LANDED, number)
+            seen.append(bytes(memoryview(region)[peer * pitch : (peer + 1) * pitch]))
+        me.meet()
+    return seen
+
+
+def get_what_peers_hold(me: Me, size: int) -> list[bytes]:
+    """Reads a region of each peer, and, where it is within reach, its ordinary memory."""
+    mine = np.frombuffer(pattern(size, me.rank), np.uint8).copy()
+    region = _core.Region(size)
+    memoryview(region)[:size] = mine.tobytes()
+    me.show(region)
+    for peer in me.peers:
+        me.endpoint.send(peer, READY, offset=mine.ctypes.data)
+    addresses = {peer: me.next_from(peer)[5] for peer in me.peers}
+    got = []
+    for peer in me.peers:
+        for source, begin in ((me.regions[peer], 0), (0, addresses[peer])):
+            if source == 0 and not me.endpoint.reaches(peer):
+                continue
+            into = bytearray(size)
+            half = size // 2
+            runs = [(source, begin + half, memoryview(into)[half:])]
+            if half:
+                runs.insert(0, (source, begin, memoryview(into)[:half]))
+            assert me.endpoint.get(peer, runs) == 0
+            got.append(bytes(into))
+    me.meet()
+    return got
 
 
 def grow_staging(me: Me, sizes: list[int]) -> list[bool]:

@@ -53,6 +53,14 @@ class Me:
         assert arrival[0] == "message", arrival
         return arrival
 
+    def finish(self, peer: int, ticket: int) -> None:
+        """Returns once a put to `peer` is done: until then its buffers are in use."""
+        held = []
+        while ticket and (arrival := self.next())[0] != "done":
+            held.append(arrival)
+        assert not ticket or arrival == ("done", peer, ticket)
+        self.waiting = held + self.waiting
+
     def flush(self) -> None:
         """Returns once nothing waits here to be sent."""
         while not self.endpoint.sent_all:

@@ -67,7 +67,7 @@ void check_isa(const EnvVariable& variable, std::string_view value) {
 
 void check_name(const EnvVariable& variable, std::string_view value) {
   const auto legal = [](unsigned char letter) {
-    return std::islower(letter) || std::isdigit(letter) || letter == '_';
+    return std::islower(letter) || std::isdigit(letter) || letter == '_' || letter == ',';
   };
   if (!std::all_of(value.begin(), value.end(), legal)) refuse(variable, value);
 }
@@ -117,7 +117,8 @@ constexpr std::array<EnvVariable, kNumRows> kTable{{
     {"HYBRIDENGINE_CHECK", "1 proves every plan before it is used", "0", "0 or 1", false,
      check_flag},
     {"HYBRIDENGINE_TRANSPORT", "how bytes travel between ranks", "auto",
-     "auto or the name of a transport, in lower case", false, check_name},
+     "auto or the name of a transport, or several with commas between, in order of preference",
+     false, check_name},
     {"HYBRIDENGINE_TIMEOUT_S", "seconds without progress after which a call fails", "300",
      kLegalSeconds, false, check_seconds},
     {"HYBRIDENGINE_ENTER_TIMEOUT_S",
