@@ -32,3 +32,19 @@ function(he_target target)
     target_link_options(${target} PRIVATE -fsanitize=${HYBRIDENGINE_SANITIZE})
   endif()
 endfunction()
+
+# he_unite_folders(target APART names...): the sources of a folder are compiled as one file, so names in
+# their anonymous namespaces must differ (python_tests/test_structure.py). Those whose file or folder is
+# among the names stay apart.
+function(he_unite_folders target)
+  cmake_parse_arguments(PARSE_ARGV 1 he "" "" APART)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_filename_component(folder "${source}" DIRECTORY)
+    if(NOT (source IN_LIST he_APART OR folder IN_LIST he_APART))
+      string(MAKE_C_IDENTIFIER "${folder}" group)
+      set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${group})
+    endif()
+  endforeach()
+endfunction()

@@ -126,6 +126,39 @@ def test_the_folder_rules_themselves(folder: str, included: str, allowed: bool) 
     assert (_breach(folder, included) is None) == allowed
 
 
+_OWN_NAMES = re.compile(
+    r"^(?:class|struct|enum(?: class)?) (\w+)(?!.*;$)|^(?:inline )?constexpr [^=({]*\b(k[A-Z]\w*)"
+    r"|^(?!using|template|static|constexpr|class|struct|enum)(\w[\w:<>,*& ]*\([^;]*)$",
+    re.MULTILINE,
+)
+
+
+def _names(text: str) -> set[str]:
+    """Types, constants and functions that a text defines."""
+    return {next(filter(None, found)) for found in _OWN_NAMES.findall(_without_comments(text))}
+
+
+def test_files_that_are_compiled_together_have_different_names() -> None:
+    """Only a build from scratch compiles the files of a folder together: see he_unite_folders."""
+    apart = re.search(r"he_unite_folders\(\w+ APART (.*)\)", (_ROOT / "CMakeLists.txt").read_text())
+    assert apart is not None
+    seen: dict[tuple[Path, str], Path] = {}
+    twice = []
+    for path in _sources(_CSRC, ".h", ".cc"):
+        if any(
+            part in apart[1].split()
+            for part in map(_relative, (path, path.parent, path.parents[1]))
+        ):
+            continue
+        own = r"^namespace \{\n(.*?)^\}  // namespace$" if path.suffix == ".cc" else "(.*)"
+        for name in _names("".join(re.findall(own, path.read_text(), re.MULTILINE | re.DOTALL))):
+            if seen.setdefault((path.parent, name), path) != path:
+                twice.append(
+                    f"{name} of {_relative(path)} is also in {seen[path.parent, name].name}"
+                )
+    assert twice == []
+
+
 def test_no_header_of_torch_in_the_core() -> None:
     found = [
         _relative(path)

@@ -8,13 +8,13 @@
 namespace hybridengine {
 namespace {
 
-struct Row {
+struct DtypeRow {
   std::string_view name;
   size_t bytes;
   bool floating;
 };
 
-constexpr std::array<Row, kNumDtypes> kTable{{
+constexpr std::array<DtypeRow, kNumDtypes> kDtypes{{
     {"float64", 8, true},
     {"float32", 4, true},
     {"float16", 2, true},
@@ -29,7 +29,7 @@ constexpr std::array<Row, kNumDtypes> kTable{{
     {"bool", 1, false},
 }};
 
-const Row& row(Dtype dtype) { return kTable.at(static_cast<size_t>(dtype)); }
+const DtypeRow& row(Dtype dtype) { return kDtypes.at(static_cast<size_t>(dtype)); }
 
 }  // namespace
 
@@ -41,9 +41,9 @@ bool is_floating(Dtype dtype) { return row(dtype).floating; }
 
 Dtype parse_dtype(std::string_view name) {
   std::string legal;
-  for (size_t i = 0; i < kTable.size(); ++i) {
-    if (kTable[i].name == name) return static_cast<Dtype>(i);
-    legal += (i ? ", " : "") + std::string(kTable[i].name);
+  for (size_t i = 0; i < kDtypes.size(); ++i) {
+    if (kDtypes[i].name == name) return static_cast<Dtype>(i);
+    legal += (i ? ", " : "") + std::string(kDtypes[i].name);
   }
   throw UsageError(str_cat("'", name, "' is not an element type"), "", "Use one of " + legal + ".");
 }

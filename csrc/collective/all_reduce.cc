@@ -11,7 +11,7 @@ namespace hybridengine {
 namespace {
 
 /// Elements of a tensor of any strides that are combined at once, in the nearest cache.
-constexpr int64_t kBlockElems = 1024;
+constexpr int64_t kFoldElems = 1024;
 constexpr int64_t kLargestElem = 8;
 
 size_t bytes_in_packet(const Stretch& stretch, const FlatMemory& tensor) {
@@ -67,9 +67,9 @@ void AllReduce::combine_stretch(const Stretch& stretch, std::span<const Span> pa
   const FlatMemory& tensor = tensors_[stretch.tensor];
   const auto size = static_cast<int64_t>(tensor.elem_bytes());
   const bool in_place = tensor.contiguous();
-  alignas(64) std::byte own[kBlockElems * kLargestElem];
+  alignas(64) std::byte own[kFoldElems * kLargestElem];
   std::vector<const std::byte*> srcs(parts.size());
-  const int64_t step = in_place ? stretch.num_elems() : kBlockElems;
+  const int64_t step = in_place ? stretch.num_elems() : kFoldElems;
   for (int64_t lo = stretch.begin; lo < stretch.end; lo += step) {
     const int64_t hi = std::min(stretch.end, lo + step);
     const int64_t within = (lo - stretch.begin) * size;

@@ -6,8 +6,8 @@
 namespace hybridengine {
 namespace {
 
-constexpr char kMagic[] = "hybridengine.spec";
-constexpr uint32_t kVersion = 1;
+constexpr char kSpecMagic[] = "hybridengine.spec";
+constexpr uint32_t kSpecVersion = 1;
 constexpr size_t kSmallestEntryBytes = 8 + 1 + 4;  // empty name, dtype, no dims
 
 }  // namespace
@@ -65,7 +65,7 @@ std::string Spec::to_string() const {
 }
 
 Blob Spec::save() const {
-  BlobWriter writer(kMagic, kVersion);
+  BlobWriter writer(kSpecMagic, kSpecVersion);
   writer.put<uint64_t>(tensors_.size());
   for (const TensorInfo& tensor : tensors_) {
     writer.put_text(tensor.name);
@@ -84,7 +84,7 @@ Blob Spec::save() const {
 uint64_t Spec::digest() const { return digest_of(save()); }
 
 Spec Spec::load(std::string_view blob) {
-  BlobReader reader(blob, kMagic, kVersion);
+  BlobReader reader(blob, kSpecMagic, kSpecVersion);
   const auto num_tensors = reader.get<uint64_t>();
   reader.check_count(num_tensors, kSmallestEntryBytes);
   std::vector<TensorInfo> tensors(num_tensors);
