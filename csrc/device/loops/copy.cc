@@ -8,14 +8,20 @@ namespace {
 constexpr int64_t kAheadBytes = 2048;
 
 // Long streamed rows are copied several at a time, piece by piece in turn: as many pages are read
-// from at once as it takes to hide that a row begins with a miss. Measured best of 2, 4, 8 and 16
-// rows and of 64 to 1024 bytes.
+// from at once as it takes to hide that a row begins with a miss. Measured best of 4, 8 and 16 rows
+// and of 64 to 256 bytes, alone and beside another core that does the same.
 constexpr int kRowsAtOnce = 8;
-constexpr int64_t kPieceBytes = 256;
-constexpr int64_t kLongRowBytes = 1024;
+constexpr int64_t kLongRowBytes = 512;
 
-// A run longer than this is copied as rows of so many bytes.
+// Rows whose pitch is a multiple of a page lie in the same sets of the nearest cache: there, in
+// memory of huge pages, longer pieces are twice as fast as lines.
 constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kPieceBytes = 256;
+
+// A run is copied as kRowsAtOnce rows of at most so many bytes, and of an odd number of lines, so
+// that they lie in different sets. Shorter ones than the least are not worth it.
+constexpr int64_t kMostOfRunBytes = (64 << 10) + kLineBytes;
+constexpr int64_t kLeastOfRunBytes = 4096;
 
 /// Rows of a size known when compiling: loads and stores in place of a call.
 template <int kBytes>
@@ -44,6 +50,7 @@ void copy_short_rows(const std::byte* __restrict src, std::byte* __restrict dst,
 }
 
 /// kRowsAtOnce rows in turn, each from its first whole line on.
+template <int64_t kPiece>
 void stream_rows_in_turn(const std::byte* __restrict src, std::byte* __restrict dst,
                          const Block& block) {
   const std::byte* from[kRowsAtOnce];
@@ -57,10 +64,10 @@ void stream_rows_in_turn(const std::byte* __restrict src, std::byte* __restrict 
     to[row] += head;
   }
   // Whole pieces that every row has, whatever its head.
-  const int64_t whole = (block.cols - kLineBytes) / kPieceBytes * kPieceBytes;
-  for (int64_t at = 0; at < whole; at += kPieceBytes)
+  const int64_t whole = (block.cols - kLineBytes) / kPiece * kPiece;
+  for (int64_t at = 0; at < whole; at += kPiece)
     for (int row = 0; row < kRowsAtOnce; ++row)
-      for (int64_t line = at; line < at + kPieceBytes; line += kLineBytes)
+      for (int64_t line = at; line < at + kPiece; line += kLineBytes)
         stream_line(from[row] + line, to[row] + line);
   for (int row = 0; row < kRowsAtOnce; ++row) {
     const int64_t done = from[row] - (src + row * block.src_row) + whole;
@@ -68,31 +75,39 @@ void stream_rows_in_turn(const std::byte* __restrict src, std::byte* __restrict 
   }
 }
 
+void stream_long_run(const std::byte* __restrict src, std::byte* __restrict dst, int64_t bytes) {
+  while (bytes >= kRowsAtOnce * kLeastOfRunBytes) {
+    int64_t cols = bytes / kRowsAtOnce / kLineBytes * kLineBytes;
+    if (cols / kLineBytes % 2 == 0) cols -= kLineBytes;
+    if (cols > kMostOfRunBytes) cols = kMostOfRunBytes;
+    stream_rows_in_turn<kLineBytes>(src, dst, {kRowsAtOnce, cols, cols, 0, cols, 0, true});
+    src += kRowsAtOnce * cols;
+    dst += kRowsAtOnce * cols;
+    bytes -= kRowsAtOnce * cols;
+  }
+  stream_run(src, dst, bytes);
+}
+
 void stream_long_rows(const std::byte* __restrict src, std::byte* __restrict dst,
                       const Block& block) {
+  const bool paged = block.src_row % kPageBytes == 0 || block.dst_row % kPageBytes == 0;
+  const BlockLoop in_turn =
+      paged ? stream_rows_in_turn<kPieceBytes> : stream_rows_in_turn<kLineBytes>;
   int64_t row = 0;
   for (; row + kRowsAtOnce <= block.rows; row += kRowsAtOnce)
-    stream_rows_in_turn(src + row * block.src_row, dst + row * block.dst_row, block);
+    in_turn(src + row * block.src_row, dst + row * block.dst_row, block);
   for (; row < block.rows; ++row)
-    stream_run(src + row * block.src_row, dst + row * block.dst_row, block.cols);
+    stream_long_run(src + row * block.src_row, dst + row * block.dst_row, block.cols);
 }
 
 void stream_rows(const std::byte* __restrict src, std::byte* __restrict dst, const Block& block) {
-  if (block.cols >= 2 * kRowsAtOnce * kPageBytes) {
-    const int64_t pages = block.cols / kPageBytes;
-    const Block paged{pages, kPageBytes, kPageBytes, 0, kPageBytes, 0, true};
-    for (int64_t row = 0; row < block.rows; ++row) {
-      const std::byte* from = src + row * block.src_row;
-      std::byte* to = dst + row * block.dst_row;
-      stream_long_rows(from, to, paged);
-      stream_run(from + pages * kPageBytes, to + pages * kPageBytes,
-                 block.cols - pages * kPageBytes);
-    }
-  } else if (block.cols >= kLongRowBytes && block.src_row != block.cols) {
+  if (block.cols >= 2 * kRowsAtOnce * kLeastOfRunBytes)
+    for (int64_t row = 0; row < block.rows; ++row)
+      stream_long_run(src + row * block.src_row, dst + row * block.dst_row, block.cols);
+  else if (block.cols >= kLongRowBytes && block.src_row != block.cols)
     stream_long_rows(src, dst, block);
-  } else {
+  else
     copy_short_rows<true>(src, dst, block);
-  }
 }
 
 void copy_rows(const std::byte* __restrict src, std::byte* __restrict dst, const Block& block) {
