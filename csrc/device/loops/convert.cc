@@ -7,6 +7,12 @@ namespace {
 // cache, and its lines are whole.
 constexpr int64_t kChunkElems = 512;
 
+// A long run that is streamed is converted as so many stretches in turn, for the reason that
+// loops/copy.cc has, and each of an odd number of lines of the destination.
+constexpr int kStretches = 8;
+constexpr int64_t kTurnElems = 128;
+constexpr int64_t kMostStretchElems = 32 << 10, kLeastStretchElems = 2048;
+
 template <class Src, class Dst>
 void convert_run(const std::byte* __restrict src, std::byte* __restrict dst, int64_t count) {
   if constexpr (sizeof(Src) == 4) {
@@ -23,17 +29,48 @@ void convert_run(const std::byte* __restrict src, std::byte* __restrict dst, int
   }
 }
 
-/// A long run whose result is written past the cache.
+/// `count` elements by way of the nearest cache; `made` has room for them.
+template <class Src, class Dst>
+void convert_past_cache(const std::byte* __restrict src, std::byte* __restrict dst, int64_t count,
+                        std::byte* __restrict made) {
+  convert_run<Src, Dst>(src, made, count);
+  stream_run(made, dst, count * int64_t{sizeof(Dst)});
+}
+
+template <class Src, class Dst>
+void convert_stretches(const std::byte* __restrict src, std::byte* __restrict dst, int64_t count) {
+  alignas(kLineBytes) std::byte made[kTurnElems * sizeof(Dst)];
+  for (int64_t at = 0; at < count; at += kTurnElems) {
+    const int64_t some = count - at < kTurnElems ? count - at : kTurnElems;
+    for (int64_t stretch = 0; stretch < kStretches; ++stretch) {
+      const int64_t elem = stretch * count + at;
+      convert_past_cache<Src, Dst>(src + elem * int64_t{sizeof(Src)},
+                                   dst + elem * int64_t{sizeof(Dst)}, some, made);
+    }
+  }
+}
+
+/// A run whose result is written past the cache.
 template <class Src, class Dst>
 void convert_streamed(const std::byte* __restrict src, std::byte* __restrict dst, int64_t count) {
+  constexpr int64_t kLineElems = kLineBytes / int64_t{sizeof(Dst)};
   alignas(kLineBytes) std::byte made[kChunkElems * sizeof(Dst)];
   // The first chunk is shorter, so that the others begin with a line where elements allow it.
   const int64_t past_line = reinterpret_cast<intptr_t>(dst) & (kLineBytes - 1);
   int64_t some = kChunkElems - past_line / int64_t{sizeof(Dst)};
-  for (int64_t at = 0; at < count; at += some, some = kChunkElems) {
+  for (int64_t at = 0; at < count; some = kChunkElems) {
     if (some > count - at) some = count - at;
-    convert_run<Src, Dst>(src + at * int64_t{sizeof(Src)}, made, some);
-    stream_run(made, dst + at * int64_t{sizeof(Dst)}, some * int64_t{sizeof(Dst)});
+    convert_past_cache<Src, Dst>(src + at * int64_t{sizeof(Src)}, dst + at * int64_t{sizeof(Dst)},
+                                 some, made);
+    at += some;
+    while (count - at >= kStretches * kLeastStretchElems) {
+      int64_t elems = (count - at) / kStretches;
+      if (elems > kMostStretchElems) elems = kMostStretchElems;
+      elems = (elems / kLineElems - 1) / 2 * 2 * kLineElems + kLineElems;
+      convert_stretches<Src, Dst>(src + at * int64_t{sizeof(Src)}, dst + at * int64_t{sizeof(Dst)},
+                                  elems);
+      at += kStretches * elems;
+    }
   }
 }
 
