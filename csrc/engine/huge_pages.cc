@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 
 namespace hybridengine {
 namespace {
@@ -23,32 +24,42 @@ constexpr std::chrono::milliseconds kLongestSleep{20};
 
 bool collapse(Span stretch) { return ::madvise(stretch.data, stretch.bytes, kCollapse) == 0; }
 
-/// The whole huge pages of `memory`, one by one: where memory is short the kernel gives up at the
-/// first that fails.
-void add_stretches(Span memory, std::vector<Span>& stretches) {
-  const auto start = reinterpret_cast<uintptr_t>(memory.data);
-  const uintptr_t begin = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const uintptr_t end = (start + memory.bytes) / kHugePageBytes * kHugePageBytes;
-  for (uintptr_t at = begin; at < end; at += kHugePageBytes)
-    stretches.push_back({reinterpret_cast<std::byte*>(at), kHugePageBytes});
+uintptr_t page_of(uintptr_t address) { return address / kHugePageBytes * kHugePageBytes; }
+
+Span page_at(uintptr_t address) { return {reinterpret_cast<std::byte*>(address), kHugePageBytes}; }
+
+/// The huge pages that `memory` fills more than half of, one by one: where memory is short the kernel
+/// gives up at the first that fails. What else lies in them moves too. Tensors of a model are often
+/// smaller than a huge page, but they lie side by side.
+std::vector<Span> stretches_of(const std::vector<Span>& memory) {
+  std::map<uintptr_t, size_t> filled;  // bytes by huge page
+  for (const Span& each : memory) {
+    const auto start = reinterpret_cast<uintptr_t>(each.data);
+    const uintptr_t end = start + each.bytes;
+    for (uintptr_t at = page_of(start); at < end; at += kHugePageBytes)
+      filled[at] += std::min(end, at + kHugePageBytes) - std::max(start, at);
+  }
+  std::vector<Span> stretches;
+  for (const auto& [at, bytes] : filled)
+    if (bytes > kHugePageBytes / 2) stretches.push_back(page_at(at));
+  return stretches;
 }
 
 }  // namespace
 
 size_t collapse_to_huge_pages(Span memory) {
-  std::vector<Span> stretches;
-  add_stretches(memory, stretches);
+  const auto start = reinterpret_cast<uintptr_t>(memory.data);
   size_t collapsed = 0;
-  for (const Span& stretch : stretches)
-    if (collapse(stretch))
-      collapsed += stretch.bytes;
+  for (uintptr_t at = page_of(start + kHugePageBytes - 1); at < page_of(start + memory.bytes);
+       at += kHugePageBytes)
+    if (collapse(page_at(at)))
+      collapsed += kHugePageBytes;
     else if (collapsed == 0)
       return 0;
   return collapsed;
 }
 
-HugePages::HugePages(const std::vector<Span>& memory) {
-  for (const Span& each : memory) add_stretches(each, stretches_);
+HugePages::HugePages(const std::vector<Span>& memory) : stretches_(stretches_of(memory)) {
   thread_ = std::thread([this] { work(); });
 }
 
