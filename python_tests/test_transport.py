@@ -115,6 +115,16 @@ def test_a_get_reads_regions_and_what_is_within_reach(window_transport, size):
         )
 
 
+@pytest.mark.parametrize(
+    "sizes", [[5] * 7, [384] * 9, [1000] * 1200, [7, 9000, *[63] * 20, 8191, 8192, *[1] * 8]]
+)
+def test_short_runs_that_touch_at_the_peer_lie_where_they_should(window_transport, sizes):
+    """Few and many, more than a block holds, long ones between them."""
+    reaches = ROWS[window_transport]["caps"]["pull"]
+    found = run_ranks(window_transport, 2, scenarios.put_short_runs_and_get_them, sizes)
+    assert found == [True if reaches else None] * 2
+
+
 def test_a_put_beyond_the_end_of_a_region_is_refused(window_transport):
     ends = pair(window_transport)
     region = _core.Region(100)

@@ -129,6 +129,30 @@ def get_what_peers_hold(me: Me, size: int) -> list[bytes]:
     return got
 
 
+def put_short_runs_and_get_them(me: Me, sizes: list[int]) -> bool | None:
+    """Two ranks: many runs of this rank's ordinary memory that touch in the peer's. What was put is
+    what is got back, run by run; None where that memory is out of reach."""
+    peer = 1 - me.rank
+    mine = np.zeros(sum(sizes), np.uint8)
+    me.endpoint.send(peer, READY, offset=mine.ctypes.data)
+    begin = me.next_from(peer)[5]
+    if not me.endpoint.reaches(peer):
+        return None
+    starts = [begin + sum(sizes[:i]) for i in range(len(sizes))]
+
+    def expected(rank: int) -> list[bytes]:
+        return [pattern(size, rank + i) for i, size in enumerate(sizes)]
+
+    runs = [(0, at, bytearray(run)) for at, run in zip(starts, expected(me.rank), strict=True)]
+    me.finish(peer, me.endpoint.put(peer, runs, LANDED, 0))
+    assert me.next_from(peer)[2] == LANDED
+    assert mine.tobytes() == b"".join(expected(peer))
+    got = [bytearray(size) for size in sizes]
+    assert me.endpoint.get(peer, [(0, at, run) for at, run in zip(starts, got, strict=True)]) == 0
+    me.meet()
+    return got == expected(me.rank)
+
+
 def grow_staging(me: Me, sizes: list[int]) -> list[bool]:
     """Stages ever more; the peer writes the last byte of each size and no more is mapped."""
     peer = 1 - me.rank

@@ -11,8 +11,8 @@ namespace {
 /// Mean length of runs from which on one system call moves them as fast as a plain copy (measured,
 /// see bench/results): shorter ones pay for the pages that each of them touches.
 constexpr int64_t kLongRunBytes = 16 << 10;
-/// Where one end is long, the other may be as short as this: the kernel then walks the pages of the
-/// long one, and only steps over entries for the short one.
+/// Where one end is long, the other may be as short as this: its runs go by way of a block in cache
+/// to and from one long run. Packed they would take no longer, but room in staging.
 constexpr int64_t kShortRunBytes = 512;
 
 constexpr int64_t kContributionAlignment = 64;

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/host/run_block.h"
 #include "transport/host/shm.h"
 #include "transport/registry.h"
 
@@ -101,6 +102,7 @@ Probe probe_self() {
 struct Attach {
   uint64_t probe_value = 0;  // at an address that peers know
   bool warned = false;
+  RunBlock block;
 };
 
 class CmaLink : public ShmLink {
@@ -117,13 +119,10 @@ class CmaLink : public ShmLink {
   void copy_ordinary(std::span<const RemoteRun> runs, bool writing) override {
     const Direction direction = writing ? Direction::kWrite : Direction::kRead;
     while (!runs.empty()) {
-      // A number that was given to a new process must not be touched: the pidfd knows.
-      if (process().ended(std::chrono::milliseconds(0))) throw_gone(direction, "its process ended");
-      const Batch batch(runs);
-      const ssize_t copied = batch.copy(process().pid(), direction);
-      if (copied < 0) throw_gone(direction, std::strerror(errno));
-      const auto through = runs.first(batch.num_runs());
-      runs = runs.subspan(finish_batch(through, static_cast<size_t>(copied), direction));
+      const size_t short_runs = RunBlock::fitting(runs);
+      const size_t through = short_runs == 0 ? copy_batch(runs, direction)
+                                             : copy_by_block(runs.first(short_runs), direction);
+      runs = runs.subspan(through);
     }
   }
 
@@ -159,6 +158,24 @@ class CmaLink : public ShmLink {
     return str_cat("cma cannot read the memory of rank ", rank(), " (process ", pid, ", ", reason,
                    "). Ranks must share a PID namespace, and a parent where "
                    "kernel.yama.ptrace_scope is 1");
+  }
+
+  /// Copies as many of the runs as one system call takes, and returns how many.
+  size_t copy_batch(std::span<const RemoteRun> runs, Direction direction) {
+    // A number that was given to a new process must not be touched: the pidfd knows.
+    if (process().ended(std::chrono::milliseconds(0))) throw_gone(direction, "its process ended");
+    const Batch batch(runs);
+    const ssize_t copied = batch.copy(process().pid(), direction);
+    if (copied < 0) throw_gone(direction, std::strerror(errno));
+    return finish_batch(runs.first(batch.num_runs()), static_cast<size_t>(copied), direction);
+  }
+
+  size_t copy_by_block(std::span<const RemoteRun> runs, Direction direction) {
+    const RemoteRun whole = attach_.block.as_one(runs);
+    if (direction == Direction::kWrite) attach_.block.gather(runs);
+    copy_batch(std::span(&whole, 1), direction);
+    if (direction == Direction::kRead) attach_.block.scatter(runs);
+    return runs.size();
   }
 
   /// The kernel may stop early, at a page that it cannot reach or where a call would take too long:
