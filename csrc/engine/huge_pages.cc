@@ -28,9 +28,9 @@ uintptr_t page_of(uintptr_t address) { return address / kHugePageBytes * kHugePa
 
 Span page_at(uintptr_t address) { return {reinterpret_cast<std::byte*>(address), kHugePageBytes}; }
 
-/// The huge pages that `memory` fills more than half of, one by one: where memory is short the kernel
-/// gives up at the first that fails. What else lies in them moves too. Tensors of a model are often
-/// smaller than a huge page, but they lie side by side.
+/// The huge pages that `memory` fills more than half of, one by one: where memory is short the
+/// kernel gives up at the first that fails. What else lies in them moves too. Tensors of a model
+/// are often smaller than a huge page, but they lie side by side.
 std::vector<Span> stretches_of(const std::vector<Span>& memory) {
   std::map<uintptr_t, size_t> filled;  // bytes by huge page
   for (const Span& each : memory) {

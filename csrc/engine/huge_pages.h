@@ -26,8 +26,8 @@ size_t collapse_to_huge_pages(Span memory);
 
 class HugePages {
  public:
-  /// Starts to collapse the huge pages that `memory` fills more than half of. Addresses that are gone
-  /// by the time they are reached are passed over, so the memory need not stay.
+  /// Starts to collapse the huge pages that `memory` fills more than half of. Addresses that are
+  /// gone by the time they are reached are passed over, so the memory need not stay.
   explicit HugePages(const std::vector<Span>& memory);
   ~HugePages();  // stops: waits for the one stretch of 2 MB in hand
 
