@@ -208,35 +208,43 @@ def exchange_bytes(
     comm: Communicator, mine: Sequence[bytes], bound: int, slot_bytes: int, plan: int = ...
 ) -> list[bytes]: ...
 
+class MaskedCounts:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def masked_all_reduce(
+    comm: Communicator,
+    wire_density: float,
+    package: Any,
+    values: Any,
+    scores: Any,
+    out: Any,
+    residual: Any,
+    granularity: str,
+    op: str,
+    threshold: Any,
+    fill: Any,
+    bucket_bytes: Any,
+    route: str,
+    counts: bool,
+) -> tuple[list[Any], MaskedCounts, int, int, int, str] | str: ...
+
 class MaskedReduction:
     def __init__(
         self,
-        values: list[Any],
-        scores: list[Any],
-        out: list[Any],
-        counts: list[Any] | None,
-        residual: list[Any] | None,
+        values: Any,
+        scores: Any,
+        out: Any,
+        counts: bool | None,
+        residual: Any,
         granularity: str,
         op: str,
         threshold: float,
         fill: float,
-        out_is_filled: bool = ...,
         bucket_bytes: int = ...,
         route: str = ...,
     ) -> None: ...
     def read_scores(self) -> int: ...
-    def agree(self, comm: Communicator, statement: int, wire_density: float) -> bool: ...
-    @staticmethod
-    def refuse(comm: Communicator) -> None: ...
-    @property
-    def route(self) -> str: ...
     def run(self, comm: Communicator, plan: int) -> None: ...
-    @property
-    def kept(self) -> int: ...
-    @property
-    def wire_bytes(self) -> int: ...
-    @property
-    def dense_bytes(self) -> int: ...
     @property
     def staging_bytes(self) -> int: ...
 

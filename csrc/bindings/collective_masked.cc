@@ -1,113 +1,97 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <cstring>
-#include <deque>
 #include <optional>
 #include <string>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
-#include "bindings/memory.h"
+#include "bindings/masked_arguments.h"
 #include "collective/exchange.h"
 #include "collective/masked.h"
+#include "comm/call_scope.h"
 
 namespace py = pybind11;
 
 namespace hybridengine {
 namespace {
 
-MaskedOp parse_masked_op(std::string_view name) {
-  constexpr std::array<std::string_view, 3> kNames{"sum", "mean", "mean_world"};
-  for (size_t at = 0; at < kNames.size(); ++at)
-    if (kNames[at] == name) return static_cast<MaskedOp>(at);
-  throw UsageError(str_cat("op=", name, " is not an operation of masked_all_reduce"), "",
-                   "Use sum, mean or mean_world.");
-}
+/// Counts of a result, for as long as somebody looks at them: a buffer of int32.
+struct MaskedCounts {
+  std::vector<int32_t> values;
+};
 
-/// What the scores of a tensor look like under a granularity.
-Shape score_shape(const Shape& values, std::string_view granularity) {
-  if (granularity == "element") return values;
-  if (granularity == "tensor") return {};
-  if (granularity != "row")
-    throw UsageError(str_cat("granularity=", granularity, " is not one"), "",
-                     "Use element, row or tensor.");
-  Shape rows;
-  rows.ndim = std::min(values.ndim, 1);
-  rows.size[0] = rows.ndim == 1 ? values.size[0] : 0;
-  return rows;
-}
-
-void check_like(const BorrowedMemory& found, const Shape& shape, const Dtype* dtype,
-                const char* what, size_t index) {
-  if (found.shape == shape && (dtype == nullptr || found.dtype == *dtype)) return;
-  throw UsageError(
-      str_cat(what, " does not fit tensor ", index),
-      str_cat("it is ", found.shape.to_string(), " ", dtype_name(found.dtype), ", expected ",
-              shape.to_string(), " ", dtype == nullptr ? "" : dtype_name(*dtype)),
-      "");
-}
-
-/// Holds the Python tensors for as long as the reduction knows their addresses.
+/// Needs the GIL only where the caller's objects are read.
 class BoundMaskedReduction {
  public:
-  BoundMaskedReduction(const py::list& values, const py::list& scores, const py::list& out,
-                       const std::optional<py::list>& counts,
-                       const std::optional<py::list>& residual, const std::string& granularity,
-                       const MaskedOptions& options)
-      : reduction_(read(values, scores, out, counts, residual, granularity), options) {}
+  BoundMaskedReduction(const MaskedCall& call, py::handle package)
+      : arguments_(call, package), reduction_(arguments_.tensors(), arguments_.options()) {}
 
   MaskedReduction& get() { return reduction_; }
+  const MaskedArguments& arguments() const { return arguments_; }
+
+  /// What is wrong with the scores, or "".
+  std::string read_scores() {
+    const py::gil_scoped_release release;
+    const int32_t with_nan = reduction_.read_scores();
+    if (with_nan < 0) return "";
+    return str_cat("a score of tensor ", with_nan, " is NaN. Mend it, or mask it with -inf.");
+  }
+  /// Whether all ranks passed the same; then it is done.
+  bool run(Communicator& comm, double wire_density) {
+    const py::gil_scoped_release release;
+    CallScope call(comm);
+    const uint64_t statement = arguments_.statement();
+    const bool alike = call.run([&] { return reduction_.agree(comm, statement, wire_density); });
+    if (alike) call.run([&] { reduction_.run(comm, statement); });
+    call.leave();
+    return alike;
+  }
+  /// (results, counts, kept, wire_bytes, dense_bytes, route)
+  py::tuple results() {
+    return py::make_tuple(arguments_.out(), MaskedCounts{std::move(arguments_.counts())},
+                          reduction_.kept(), reduction_.wire_bytes(), reduction_.dense_bytes(),
+                          reduction_.route() == Route::kWire ? "wire" : "dense");
+  }
 
  private:
-  std::vector<MaskedTensor> read(const py::list& values, const py::list& scores,
-                                 const py::list& out, const std::optional<py::list>& counts,
-                                 const std::optional<py::list>& residual,
-                                 const std::string& granularity) {
-    std::vector<MaskedTensor> tensors;
-    for (size_t i = 0; i < values.size(); ++i) {
-      MaskedTensor& each = tensors.emplace_back();
-      const BorrowedMemory memory = borrow_memory(values[i]);
-      const Shape shape = score_shape(memory.shape, granularity);
-      each.values = memory;
-      each.scores = read_scores(scores[i], shape, i);
-      each.out = read_writable(out[i], memory.shape, memory.dtype, "out", i);
-      const int64_t entries = granularity == "tensor" ? 1 : shape.num_elems();
-      each.width = std::max<int64_t>(1, memory.shape.num_elems() / std::max<int64_t>(1, entries));
-      constexpr Dtype kCount = Dtype::kInt32;
-      if (counts)
-        each.counts = reinterpret_cast<int32_t*>(
-            read_writable((*counts)[i], shape, kCount, "counts", i).data);
-      if (residual)
-        each.residual = read_writable((*residual)[i], memory.shape, memory.dtype, "residual", i);
-    }
-    kept_ = py::make_tuple(values, scores, out, counts, residual);
-    return tensors;
-  }
-
-  static TensorMemory read_writable(py::handle tensor, const Shape& shape, Dtype dtype,
-                                    const char* what, size_t index) {
-    const BorrowedMemory memory = borrow_writable(tensor);
-    check_like(memory, shape, &dtype, what, index);
-    return memory;
-  }
-
-  TensorMemory read_scores(const py::handle& scores, const Shape& shape, size_t index) {
-    if (py::isinstance<py::float_>(scores) && shape.ndim == 0) {
-      numbers_.push_back(scores.cast<double>());
-      return {reinterpret_cast<std::byte*>(&numbers_.back()), shape, {}, Dtype::kFloat64};
-    }
-    const BorrowedMemory memory = borrow_memory(scores);
-    check_like(memory, shape, nullptr, "scores", index);
-    return memory;
-  }
-
-  py::object kept_;
-  std::deque<double> numbers_;  // scores that were given as such
+  MaskedArguments arguments_;
   MaskedReduction reduction_;
 };
+
+/// A rank with wrong arguments takes part in the agreement all the same.
+void refuse(Communicator& comm) {
+  const py::gil_scoped_release release;
+  CallScope call(comm);
+  call.run([&] { MaskedReduction::refuse(comm); });
+  call.leave();
+}
+
+/// What is wrong with the arguments of one rank all ranks raise: its words are returned.
+py::object reduce_masked(Communicator& comm, double wire_density, const py::object& package,
+                         const MaskedCall& given) {
+  std::optional<BoundMaskedReduction> reduction;
+  std::string wrong;
+  try {
+    reduction.emplace(given, package);
+    wrong = reduction->read_scores();
+  } catch (const UsageError& error) {
+    wrong = error.what();
+  } catch (const std::exception& error) {  // Ctrl-C, or what a tensor of another library raises
+    const std::string reason = error.what();
+    const py::gil_scoped_release release;
+    comm.fail(reason);
+    throw;
+  }
+  if (!wrong.empty()) {
+    refuse(comm);
+    return py::str(wrong);
+  }
+  if (!reduction->run(comm, wire_density)) return py::str("");
+  return reduction->results();
+}
 
 /// Every rank gives bytes for every peer and gets those of all peers. `bound` is as large as the
 /// largest of them.
@@ -159,13 +143,6 @@ py::list exchange_bytes(Communicator& comm, const std::vector<py::bytes>& mine, 
   return result;
 }
 
-std::optional<Route> parse_route(std::string_view name) {
-  if (name == "fast") return std::nullopt;
-  if (name == "wire") return Route::kWire;
-  if (name == "dense") return Route::kDense;
-  throw UsageError(str_cat("route=", name, " is not one"), "", "Use fast, wire or dense.");
-}
-
 }  // namespace
 
 void bind_masked(py::module_& module) {
@@ -173,49 +150,60 @@ void bind_masked(py::module_& module) {
   module.def("exchange_bytes", &exchange_bytes, py::arg("comm"), py::arg("mine"), py::arg("bound"),
              py::arg("slot_bytes"), py::arg("plan") = 0,
              "Every rank's bytes for every other rank, by way of an exchange. Within a call.");
+  py::class_<MaskedCounts>(module, "MaskedCounts", py::buffer_protocol(),
+                           "How many ranks took part in each entry.")
+      .def_buffer([](MaskedCounts& self) {
+        return py::buffer_info(self.values.data(), static_cast<py::ssize_t>(self.values.size()));
+      });
+  module.def(
+      "masked_all_reduce",
+      [](Communicator& comm, double wire_density, const py::object& package, py::object values,
+         py::object scores, py::object out, py::object residual, std::string granularity,
+         std::string op, py::object threshold, py::object fill, py::object bucket_bytes,
+         std::string route, bool counts) {
+        return reduce_masked(
+            comm, wire_density, package,
+            {std::move(values), std::move(scores), std::move(out), std::move(residual),
+             std::move(granularity), std::move(op), std::move(threshold), std::move(fill),
+             std::move(bucket_bytes), std::move(route), counts});
+      },
+      py::arg("comm"), py::arg("wire_density"), py::arg("package"), py::arg("values"),
+      py::arg("scores"), py::arg("out"), py::arg("residual"), py::arg("granularity"), py::arg("op"),
+      py::arg("threshold"), py::arg("fill"), py::arg("bucket_bytes"), py::arg("route"),
+      py::arg("counts"),
+      "A call by itself. (results, counts, kept, wire_bytes, dense_bytes, route); or a text where "
+      "nothing was done: what is wrong with the arguments of this rank, or '' where ranks differ.");
   py::class_<BoundMaskedReduction>(module, "MaskedReduction",
-                                   "This rank's part of one masked all-reduce.")
-      .def(py::init([](const py::list& values, const py::list& scores, const py::list& out,
-                       const std::optional<py::list>& counts,
-                       const std::optional<py::list>& residual, const std::string& granularity,
-                       const std::string& op, double threshold, double fill, bool out_is_filled,
-                       int64_t bucket_bytes, const std::string& route) {
-             const MaskedOptions options{parse_masked_op(op), threshold,     fill,
-                                         counts.has_value(),  out_is_filled, bucket_bytes,
-                                         parse_route(route)};
-             return std::make_unique<BoundMaskedReduction>(values, scores, out, counts, residual,
-                                                           granularity, options);
+                                   "This rank's part of one masked all-reduce, for tests.")
+      .def(py::init([](py::list values, py::list scores, py::list out, bool counts,
+                       py::object residual, std::string granularity, std::string op,
+                       double threshold, double fill, int64_t bucket_bytes, std::string route) {
+             const MaskedCall call{std::move(values),
+                                   std::move(scores),
+                                   std::move(out),
+                                   std::move(residual),
+                                   std::move(granularity),
+                                   std::move(op),
+                                   py::float_(threshold),
+                                   py::float_(fill),
+                                   bucket_bytes == 0 ? py::object(py::str("auto"))
+                                                     : py::object(py::int_(bucket_bytes)),
+                                   std::move(route),
+                                   counts};
+             return std::make_unique<BoundMaskedReduction>(call, py::none());
            }),
            py::arg("values"), py::arg("scores"), py::arg("out"), py::arg("counts"),
            py::arg("residual"), py::arg("granularity"), py::arg("op"), py::arg("threshold"),
-           py::arg("fill"), py::arg("out_is_filled") = false, py::arg("bucket_bytes") = 0,
-           py::arg("route") = "wire")
+           py::arg("fill"), py::arg("bucket_bytes") = 0, py::arg("route") = "wire")
       .def(
           "read_scores", [](BoundMaskedReduction& self) { return self.get().read_scores(); },
           released(), "The first tensor with a NaN score, or -1.")
-      .def(
-          "agree",
-          [](BoundMaskedReduction& self, Communicator& comm, uint64_t statement,
-             double wire_density) { return self.get().agree(comm, statement, wire_density); },
-          py::arg("comm"), py::arg("statement"), py::arg("wire_density"), released(),
-          "Whether all ranks made the same statement; then also on a route.")
-      .def_static("refuse", &MaskedReduction::refuse, py::arg("comm"), released(),
-                  "What a rank with wrong arguments calls while the others agree.")
-      .def_property_readonly("route",
-                             [](BoundMaskedReduction& self) {
-                               return self.get().route() == Route::kWire ? "wire" : "dense";
-                             })
       .def(
           "run",
           [](BoundMaskedReduction& self, Communicator& comm, uint64_t plan) {
             self.get().run(comm, plan);
           },
-          py::arg("comm"), py::arg("plan"), released())
-      .def_property_readonly("kept", [](BoundMaskedReduction& self) { return self.get().kept(); })
-      .def_property_readonly("wire_bytes",
-                             [](BoundMaskedReduction& self) { return self.get().wire_bytes(); })
-      .def_property_readonly("dense_bytes",
-                             [](BoundMaskedReduction& self) { return self.get().dense_bytes(); })
+          py::arg("comm"), py::arg("plan"), released(), "Within a call.")
       .def_property_readonly("staging_bytes",
                              [](BoundMaskedReduction& self) { return self.get().staging_bytes(); });
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "collective/chunks.h"
 #include "device/mask.h"
@@ -14,6 +15,12 @@ namespace hybridengine {
 /// Elements that are copied at once where they cannot be used as they lie: the size of a block in
 /// the nearest cache, and a multiple of 64.
 inline constexpr int64_t kBlockElems = 1024;
+
+/// A mask of as many entries in `words`, all of them 0.
+inline std::byte* cleared(std::vector<uint64_t>& words, int64_t entries) {
+  words.assign(static_cast<size_t>(mask_words(entries)), 0);
+  return reinterpret_cast<std::byte*>(words.data());
+}
 
 /// `use(kept, begin, end)` for elements [lo, hi) of a stretch, in as few runs as there are.
 template <class Use>

@@ -48,11 +48,11 @@ void copy_scores(const FlatMemory& scores, int64_t begin, int64_t end, std::byte
 int32_t MaskedReduction::read_scores() {
   const TraceSpan span(Subsystem::kCollective, "scores");
   kept_ = 0;
+  std::ranges::fill(masks_, 0);
   for (size_t index = 0; index < tensors_.size(); ++index) {
     Tensor& tensor = tensors_[index];
     const int64_t entries = tensor.scores.num_elems();
-    tensor.mask.assign(mask_words(entries), 0);
-    auto* bits = reinterpret_cast<std::byte*>(tensor.mask.data());
+    auto* bits = reinterpret_cast<std::byte*>(tensor.mask);
     const bool as_they_lie = tensor.scores.contiguous() && tensor.scores.dtype() != Dtype::kBool;
     const Dtype dtype =
         tensor.scores.dtype() == Dtype::kBool ? Dtype::kFloat32 : tensor.scores.dtype();
@@ -138,7 +138,8 @@ size_t MaskedReduction::combine(size_t chunk, std::span<const Span> parts, std::
   std::vector<size_t> read(world_, 0);
   size_t made = 0;
   for (const Stretch& stretch : chunks_[rank_][chunk]) {
-    Contributions from(world_);
+    Contributions& from = contributions_;
+    from.assign(world_, {});
     for (Rank peer = 0; peer < world_; ++peer)
       if (peer != rank_ && payload_)
         read[peer] += read_contribution(stretch, parts[peer].data + read[peer], from[peer]);

@@ -97,22 +97,19 @@ class MaskedReduction final : public Steps {
     std::optional<FlatMemory> residual;
     int32_t* counts = nullptr;
     int64_t width = 1;
-    std::vector<uint64_t> mask;  // of this rank, one bit per entry
-    uint64_t fill = 0;           // as an element
+    uint64_t* mask = nullptr;  // of this rank, one bit per entry; in masks_
+    uint64_t fill = 0;         // as an element
 
     bool as_they_lie() const { return values.contiguous() && !residual; }
-    const std::byte* bits() const { return reinterpret_cast<const std::byte*>(mask.data()); }
+    const std::byte* bits() const { return reinterpret_cast<const std::byte*>(mask); }
     const std::byte* fill_bytes() const { return reinterpret_cast<const std::byte*>(&fill); }
   };
   /// Of a stretch that this rank owns, once it is folded.
   struct Result {
-    std::vector<uint64_t> mask;     // entries with a contributor
+    std::byte* bits = nullptr;      // entries with a contributor
     int64_t contributed_elems = 0;  // over all ranks
     int64_t num_elems = 0;          // with a contributor
     bool is_packed = false;         // its values, dense, are where the others read them
-
-    std::byte* bits() { return reinterpret_cast<std::byte*>(mask.data()); }
-    const std::byte* bits() const { return reinterpret_cast<const std::byte*>(mask.data()); }
   };
   /// What one rank contributes to a stretch.
   struct Contribution {
@@ -139,7 +136,7 @@ class MaskedReduction final : public Steps {
   size_t read_contribution(const Stretch& stretch, const std::byte* src, Contribution& dst) const;
 
   // masked_fold.cc
-  Result fold(const Stretch& stretch, Contributions& from, std::byte* packed) const;
+  Result fold(const Stretch& stretch, Contributions& from, std::byte* packed);
   void fold_dense(const Tensor& tensor, const Stretch& stretch, const Contributions& from,
                   std::byte* packed, Result& result) const;
   void fold_elements(const Tensor& tensor, const Stretch& stretch, Contributions& from,
@@ -154,6 +151,12 @@ class MaskedReduction final : public Steps {
   MaskedOptions options_;
   int64_t kept_ = 0;
   Route route_ = Route::kWire;
+
+  std::vector<uint64_t> masks_;  // of all tensors
+
+  // Of the stretch at hand; kept, so that many short ones allocate nothing.
+  std::vector<uint64_t> pack_bits_, own_bits_, absent_bits_, result_bits_, taken_bits_;
+  Contributions contributions_;
 
   // Of a run.
   Rank rank_ = 0;

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "collective/masked.h"
 #include "device/copy.h"
+#include "device/mask.h"
 #include "device/reduce.h"
 
 namespace hybridengine {
@@ -93,6 +94,8 @@ void check_apart(const std::vector<MaskedTensor>& tensors) {
 MaskedReduction::MaskedReduction(std::vector<MaskedTensor> tensors, MaskedOptions options)
     : options_(options) {
   check_apart(tensors);
+  tensors_.reserve(tensors.size());
+  int64_t words = 0;
   for (const MaskedTensor& each : tensors) {
     check_type(each.values.dtype, options.op);
     check_scores(each.scores.dtype);
@@ -105,6 +108,13 @@ MaskedReduction::MaskedReduction(std::vector<MaskedTensor> tensors, MaskedOption
     tensor.width = each.width;
     tensor.fill = fill_of(each.values.dtype, options.fill);
     ensure(each.width == 1 || options.counts, "wide entries have counts");
+    words += mask_words(tensor.scores.num_elems());
+  }
+  masks_.resize(static_cast<size_t>(words));
+  uint64_t* mask = masks_.data();
+  for (Tensor& each : tensors_) {
+    each.mask = mask;
+    mask += mask_words(each.scores.num_elems());
   }
 }
 

@@ -18,18 +18,16 @@ int MaskedReduction::divisor(int contributors) const {
 /// Results go to their place in `out`, and to `packed` where that is not null; what is needed to
 /// send them comes back.
 MaskedReduction::Result MaskedReduction::fold(const Stretch& stretch, Contributions& from,
-                                              std::byte* packed) const {
+                                              std::byte* packed) {
   const Tensor& tensor = tensors_[stretch.tensor];
   const int64_t entries = stretch.num_entries(tensor.width);
-  std::vector<uint64_t> own(mask_words(entries)), none(payload_ ? 0 : mask_words(entries));
-  copy_bits(tensor.bits(), stretch.first_entry(tensor.width), entries,
-            reinterpret_cast<std::byte*>(own.data()));
+  std::byte* const own = cleared(own_bits_, entries);
+  copy_bits(tensor.bits(), stretch.first_entry(tensor.width), entries, own);
   if (!payload_)
-    std::ranges::fill(from,
-                      Contribution{reinterpret_cast<const std::byte*>(none.data()), nullptr, true});
-  from[rank_] = {reinterpret_cast<const std::byte*>(own.data()), nullptr, false};
+    std::ranges::fill(from, Contribution{cleared(absent_bits_, entries), nullptr, true});
+  from[rank_] = {own, nullptr, false};
   Result result;
-  result.mask.resize(mask_words(entries));
+  result.bits = cleared(result_bits_, entries);
   for (const Contribution& each : from)
     result.contributed_elems += kept_elems(stretch, tensor.width, each.bits);
   if (tensor.width > 1)
@@ -38,7 +36,7 @@ MaskedReduction::Result MaskedReduction::fold(const Stretch& stretch, Contributi
     fold_dense(tensor, stretch, from, packed, result);
   else
     fold_elements(tensor, stretch, from, result);
-  result.num_elems = kept_elems(stretch, tensor.width, result.bits());
+  result.num_elems = kept_elems(stretch, tensor.width, result.bits);
   return result;
 }
 
@@ -53,7 +51,7 @@ void MaskedReduction::fold_dense(const Tensor& tensor, const Stretch& stretch,
   }
   sum_dense(tensor.values.dtype(), srcs, bits, stretch.num_elems(), divisor(0), tensor.fill_bytes(),
             tensor.out.at(stretch.begin), packed,
-            options_.counts ? tensor.counts + stretch.begin : nullptr, result.bits());
+            options_.counts ? tensor.counts + stretch.begin : nullptr, result.bits);
   result.is_packed = true;
 }
 
@@ -79,7 +77,7 @@ void MaskedReduction::fold_elements(const Tensor& tensor, const Stretch& stretch
     std::byte* const dst = tensor.out.contiguous() ? tensor.out.at(lo) : made;
     finish_sum(dtype, sum, counts, divisor(0), tensor.fill_bytes(), dst, some);
     if (!tensor.out.contiguous()) tensor.out.write(lo, hi, made);
-    test_counts(counts, some, -1, result.bits() + (lo - stretch.begin) / 8);
+    test_counts(counts, some, -1, result.bits + (lo - stretch.begin) / 8);
     if (options_.counts) std::copy_n(counts, some, tensor.counts + lo);
   }
 }
@@ -142,7 +140,7 @@ void MaskedReduction::fold_entries(const Tensor& tensor, const Stretch& stretch,
   }
   result.is_packed = packed != nullptr;
   const int64_t entries = stretch.num_entries(width);
-  test_counts(tensor.counts + first, entries, -1, result.bits());
+  test_counts(tensor.counts + first, entries, -1, result.bits);
 }
 
 }  // namespace hybridengine

@@ -108,8 +108,7 @@ size_t MaskedReduction::pack_contribution(const Stretch& stretch, std::byte* dst
   const Tensor& tensor = tensors_[stretch.tensor];
   const int64_t entries = stretch.num_entries(tensor.width);
   const auto size = static_cast<int64_t>(tensor.values.elem_bytes());
-  std::vector<uint64_t> mask(mask_words(entries));
-  auto* bits = reinterpret_cast<std::byte*>(mask.data());
+  std::byte* const bits = cleared(pack_bits_, entries);
   copy_bits(tensor.bits(), stretch.first_entry(tensor.width), entries, bits);
   const int64_t kept = kept_elems(stretch, tensor.width, bits);
   const bool dense =
@@ -189,7 +188,7 @@ size_t MaskedReduction::pack_result(const Stretch& stretch, const Result& result
       for (int plane = 0; plane < planes_; ++plane)
         test_counts(counts, entries, 1 << plane, at + plane * mask_bytes(entries));
     else if (!dense)
-      std::memcpy(at, result.bits(), static_cast<size_t>(meta));
+      std::memcpy(at, result.bits, static_cast<size_t>(meta));
     at += meta;
     std::byte scratch[kBlockElems * 8];
     const int64_t step = tensor.out.contiguous() ? stretch.num_elems() : kBlockElems;
@@ -200,7 +199,7 @@ size_t MaskedReduction::pack_result(const Stretch& stretch, const Result& result
       if (dense)
         stream_run(values, at + (lo - stretch.begin) * size, (hi - lo) * size);
       else
-        at = append_kept(stretch, tensor.width, elem_bytes, result.bits(), lo, hi, values, at);
+        at = append_kept(stretch, tensor.width, elem_bytes, result.bits, lo, hi, values, at);
     }
   }
   return static_cast<size_t>(
@@ -217,15 +216,14 @@ size_t MaskedReduction::unpack_result(const Stretch& stretch, const std::byte* s
   const std::byte* bits = src + sizeof(uint64_t);
   const std::byte* values = bits + meta;
   const std::byte* const values_begin = values;
-  std::vector<uint64_t> mask;
   if (options_.counts) {
     int32_t* counts = tensor.counts + stretch.first_entry(tensor.width);
     std::fill_n(counts, entries, 0);
     for (int plane = 0; plane < planes_; ++plane)
       add_plane(bits + plane * mask_bytes(entries), entries, 1 << plane, counts);
-    mask.resize(mask_words(entries));
-    test_counts(counts, entries, -1, reinterpret_cast<std::byte*>(mask.data()));
-    bits = reinterpret_cast<const std::byte*>(mask.data());
+    std::byte* const taken = cleared(taken_bits_, entries);
+    test_counts(counts, entries, -1, taken);
+    bits = taken;
   }
   std::byte scratch[kBlockElems * 8];
   const int64_t step = tensor.out.contiguous() ? stretch.num_elems() : kBlockElems;

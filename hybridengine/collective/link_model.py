@@ -139,29 +139,25 @@ def pick_bucket(transport: str, world: int, num_bytes: int | None = None) -> int
     return model.best_bucket(model.array_bytes if num_bytes is None else num_bytes)
 
 
+@cache
 def wire_density(transport: str, world: int, granularity: str) -> float:
     """The share of elements that take part up to which the route "wire" is the faster one on this
-    link, or the default."""
+    link, or the default. The file is read once for each in a process."""
+    measured = (load() or {}).get("wire_densities", {})
     default = DEFAULT_WIRE_DENSITIES.get(granularity, 0.0)
-    return _known_densities().get(f"{_key(transport, world)}/{granularity}", default)
+    return float(measured.get(f"{_key(transport, world)}/{granularity}", default))
 
 
 def forget() -> None:
     """The next pick reads the file anew."""
     _known.cache_clear()
-    _known_densities.cache_clear()
+    wire_density.cache_clear()
 
 
 @cache
 def _known() -> dict[str, LinkModel]:
     found = load()
     return {} if found is None else {key: _model(link) for key, link in found["links"].items()}
-
-
-@cache
-def _known_densities() -> dict[str, float]:
-    found = load() or {}
-    return {key: float(each) for key, each in found.get("wire_densities", {}).items()}
 
 
 def _model(link: Mapping[str, Any]) -> LinkModel:

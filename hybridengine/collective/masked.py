@@ -6,16 +6,15 @@ that NaN behind a mask does no harm. docs/masked.md has the formulas.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import hybridengine.tensors as memory
 from hybridengine import _core
 from hybridengine._core import UsageError
-from hybridengine.agreement import agree, raise_first
+from hybridengine.agreement import agree
 from hybridengine.collective import link_model
 from hybridengine.comm import Communicator, communicator_of
 from hybridengine.layouts.held import writable
@@ -25,7 +24,6 @@ from hybridengine.wording import kind_of
 Tensors = Any  # a torch.Tensor, or a list of them
 
 
-@dataclass(frozen=True, repr=False)
 class MaskedResult:
     """`values` and `counts` are lists where the caller gave one. `counts` (int32, of the shape of
     the scores) says how many ranks took part in each entry; None where it was not asked for. `kept`
@@ -33,18 +31,47 @@ class MaskedResult:
     `dense_bytes` those that it would have sent had everything taken part. `route` is the one that
     was taken, "wire" or "dense"."""
 
-    values: Any
-    counts: Any
-    kept: int
-    wire_bytes: int
-    dense_bytes: int
-    route: str = "wire"
+    __slots__ = ("_counts", "dense_bytes", "kept", "route", "values", "wire_bytes")
+
+    def __init__(
+        self, values: Any, counts: Any, kept: int, wire_bytes: int, dense_bytes: int, route: str
+    ) -> None:
+        """`counts` may be what makes them."""
+        self.values, self._counts, self.kept = values, counts, kept
+        self.wire_bytes, self.dense_bytes, self.route = wire_bytes, dense_bytes, route
+
+    @property
+    def counts(self) -> Any:
+        """Made when they are asked for."""
+        if isinstance(self._counts, _Counts):
+            self._counts = self._counts.tensors()
+        return self._counts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sizes = (self.kept, self.wire_bytes, self.dense_bytes)
+        return MaskedResult, (self.values, self.counts, *sizes, self.route)
 
     def __repr__(self) -> str:
         return (
             f"MaskedResult(kept {self.kept} entries of this rank, sent {self.wire_bytes} of "
             f"{self.dense_bytes} bytes, {self.route})"
         )
+
+
+class _Counts:
+    """Those of all tensors, one after the other, as the core has them."""
+
+    __slots__ = ("core", "dims", "single", "values")
+
+    def __init__(self, core: Any, values: list[Any], granularity: str, single: bool) -> None:
+        self.core, self.values, self.single = core, values, single
+        self.dims = {"element": None, "row": 1, "tensor": 0}[granularity]
+
+    def tensors(self) -> Any:
+        rows = [("", tuple(each.shape)[: self.dims], "int32") for each in self.values]
+        ends = accumulate((4 * math.prod(shape) for _, shape, _ in rows), initial=0)
+        counts = memory.in_segment(self.core, memory.placed(rows, list(ends)))
+        return counts[0] if self.single else counts
 
 
 def masked_all_reduce(
@@ -84,160 +111,78 @@ def masked_all_reduce(
     failed, TimeoutError where one does not answer.
     """
     comm = communicator_of(comm)
-    with comm.between_calls():
-        mine = _read_arguments(
+    granularity, op, route = str(granularity), str(op), str(route)
+    counted = granularity != "element" or bool(counts)
+    with comm.turns:
+        done = _core.masked_all_reduce(
+            comm.core,
+            link_model.wire_density(comm.transport, comm.world, granularity),
+            _Package,
             values,
             scores,
+            out,
+            residual,
+            granularity,
+            op,
             threshold,
-            op=op,
-            granularity=granularity,
-            fill=fill,
-            counts=granularity != "element" or bool(counts),
-            residual=residual,
-            out=out,
-            bucket_bytes=bucket_bytes,
-            route=route,
+            fill,
+            bucket_bytes,
+            route,
+            counted,
         )
-        _reduce(comm, mine, link_model.wire_density(comm.transport, comm.world, granularity))
+    if isinstance(done, str):
+        stated = {"op": op, "granularity": granularity, "route": route, "counts": counted}
+        stated |= {"threshold": threshold, "fill": fill, "bucket_bytes": bucket_bytes}
+        agree(comm, lambda: _statement(done, stated, values), _say_what_differs)
+    made, counts_of_all, *sizes = done
     single = not isinstance(values, list | tuple)
-    made, counted = _as_given(mine.out, single), _as_given(mine.counts, single)
-    done = mine.reduction
-    sizes = (done.kept, done.wire_bytes, done.dense_bytes)
-    return MaskedResult(made if out is None else out, counted, *sizes, route=done.route)
+    listed = _Counts(counts_of_all, made, granularity, single) if counted else None
+    return MaskedResult(_results(out, made, single), listed, *sizes)
 
 
-@dataclass
-class _Arguments:
-    """What this rank passed. Without memory where the statement has an error."""
+class _Package:
+    """What the core asks for where an argument is not plain (csrc/bindings/masked_arguments.h)."""
 
-    error: str = ""
-    stated: dict[str, Any] = field(default_factory=dict)
-    out: list[Any] | None = None
-    counts: list[Any] | None = None
-    reduction: Any = None
+    @staticmethod
+    def tensor(what: str, index: int, given: Any, written: bool) -> Any:
+        if not hasattr(given, "shape") or not hasattr(given, "dtype"):
+            kind = what if what == "tensor" else f"{what} tensor"
+            raise UsageError(f"{kind} {index} is {kind_of(given)}. Give torch tensors.")
+        return writable({str(index): given}).tensors[str(index)] if written else given
 
+    @staticmethod
+    def size(given: Any) -> int:
+        if given == "auto":
+            return 0
+        size = size_bytes("bucket_bytes", given)
+        if size < 1:
+            raise UsageError(f"bucket_bytes is {given!r}. Give a positive size, or 'auto'.")
+        return size
 
-def _read_arguments(
-    values: Any,
-    scores: Any,
-    threshold: Any,
-    *,
-    residual: Any,
-    out: Any,
-    counts: bool,
-    bucket_bytes: Any,
-    **options: Any,
-) -> _Arguments:
-    """Raises nothing on wrong arguments: all ranks hear of them and raise the same."""
-    mine = _Arguments()
-    for name in ("op", "granularity", "route"):
-        options[name] = str(options[name])
-    stated = {**options, "counts": counts, "bucket_bytes": bucket_bytes}
-    try:
-        tensors = _listed(values, "tensor")
-        options["threshold"] = _number("threshold", threshold)
-        options["fill"] = _number("fill", options["fill"])
-        stated.update(threshold=repr(options["threshold"]), fill=repr(options["fill"]))
-        stated["tensors"] = [[*each.shape, memory.dtype_name(each.dtype)] for each in tensors]
-        if math.isnan(options["threshold"]):
-            raise UsageError("threshold is NaN. Give a number; inf lets nobody take part.")
-        zeros = out is None and options["fill"] == 0 and math.copysign(1, options["fill"]) > 0
-        mine.out = _targets(tensors, zeros) if out is None else _matching(out, tensors, "out")
-        mine.counts = _counts(tensors, options["granularity"]) if counts else None
-        mine.reduction = _core.MaskedReduction(
-            tensors,
-            _score_list(scores, values, tensors),
-            mine.out,
-            mine.counts,
-            None if residual is None else _matching(residual, tensors, "residual"),
-            out_is_filled=zeros,
-            bucket_bytes=_bucket_bytes(bucket_bytes),
-            **options,
-        )
-        with_nan = mine.reduction.read_scores()
-        if with_nan >= 0:
-            raise UsageError(f"a score of tensor {with_nan} is NaN. Mend it, or mask it with -inf.")
-    except UsageError as fault:
-        mine.error = str(fault)
-    stated = {key: each if isinstance(each, list) else str(each) for key, each in stated.items()}
-    mine.stated = stated
-    return mine
+    @staticmethod
+    def made(values: list[Any], zeros: bool) -> list[Any]:
+        make = memory.zeros_when_touched if zeros else memory.allocate
+        return [make(tuple(each.shape), memory.dtype_name(each.dtype)) for each in values]
 
 
-def _listed(tensors: Any, what: str) -> list[Any]:
-    listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
-    for index, each in enumerate(listed):
-        if not hasattr(each, "shape") or not hasattr(each, "dtype"):
-            raise UsageError(f"{what} {index} is {kind_of(each)}. Give torch tensors.")
-    return listed
+def _results(out: Any, made: list[Any], single: bool) -> Any:
+    if out is not None:
+        return out
+    return made[0] if single else made
 
 
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{name} is {value!r}: {error}. Give a number.") from None
-
-
-def _bucket_bytes(value: Any) -> int:
-    if value == "auto":
-        return 0
-    size = size_bytes("bucket_bytes", value)
-    if size < 1:
-        raise UsageError(f"bucket_bytes is {value!r}. Give a positive size, or 'auto'.")
-    return size
-
-
-def _targets(tensors: list[Any], zeros: bool) -> list[Any]:
-    make = memory.zeros_when_touched if zeros else memory.allocate
-    return [make(tuple(each.shape), memory.dtype_name(each.dtype)) for each in tensors]
-
-
-def _counts(tensors: list[Any], granularity: Any) -> list[Any]:
-    """Zeros, of the shape of the scores: an entry without elements is never counted."""
-    dims = {"element": None, "row": 1, "tensor": 0}.get(granularity)
-    return [memory.allocate(tuple(each.shape)[:dims], "int32", zeroed=True) for each in tensors]
-
-
-def _matching(given: Any, tensors: list[Any], name: str) -> list[Any]:
-    listed = _listed(given, f"{name} tensor")
-    if len(listed) != len(tensors):
-        raise UsageError(f"{name} has {len(listed)} tensors, values {len(tensors)}. Give as many.")
-    named = {str(i): each for i, each in enumerate(listed)}
-    return list(writable(named).tensors.values())
-
-
-def _score_list(scores: Any, values: Any, tensors: list[Any]) -> list[Any]:
-    """One tensor or float for each tensor of the values."""
-    single = not isinstance(values, list | tuple)
-    if not single and not hasattr(scores, "__iter__"):
-        raise UsageError(f"scores are {scores!r}. Give one for each of the {len(tensors)} tensors.")
-    listed = [scores] if single else list(scores)
-    if len(listed) != len(tensors):
-        raise UsageError(f"there are {len(listed)} scores, {len(tensors)} tensors. Give as many.")
-    return [each if hasattr(each, "shape") else _number("a score", each) for each in listed]
-
-
-def _as_given(tensors: list[Any] | None, single: bool) -> Any:
-    return tensors[0] if single and tensors is not None else tensors
-
-
-def _reduce(comm: Communicator, mine: _Arguments, wire_density: float) -> None:
-    """Throws UsageError unless all ranks said the same, and nothing is wrong. A digest of what each
-    says tells that in microseconds; their words are looked at only where it does not fit."""
-    statement = _core.digest(json.dumps(mine.stated).encode())
-    with comm.call():
-        if not mine.error and mine.reduction.agree(comm.core, statement, wire_density):
-            mine.reduction.run(comm.core, statement)
-            return
-        if mine.error:
-            _core.MaskedReduction.refuse(comm.core)
-    agree(comm, lambda: {"error": mine.error, **mine.stated}, _say_what_differs)
+def _statement(error: str, stated: Mapping[str, Any], values: Any) -> dict[str, Any]:
+    """What this rank passed, in words; throws what is wrong with it."""
+    if error:
+        raise UsageError(error)
+    tensors = values if isinstance(values, list | tuple) else [values]
+    numbers = {name: repr(float(stated[name])) for name in ("threshold", "fill")}
+    shapes = [[*each.shape, memory.dtype_name(each.dtype)] for each in tensors]
+    return {key: str(each) for key, each in (stated | numbers).items()} | {"tensors": shapes}
 
 
 def _say_what_differs(shown: Sequence[Mapping[str, Any]]) -> None:
-    """Throws UsageError: one has an error, or passes something else."""
-    raise_first([each["error"] for each in shown])
+    """Throws UsageError: one passes something else."""
     first = shown[0]
     for rank, other in enumerate(shown):
         for key in [*first, *other] if other is not first else ():
