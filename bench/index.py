@@ -45,6 +45,7 @@ INDEX: dict[str, Entry] = {
         _AUTO,
     ),
     "all_gather": Entry("every rank gets the arrays of all ranks", _COLLECTIVE, _AUTO),
+    "barrier": Entry("all ranks wait for the last", ("ranks", "rivals"), _AUTO),
     "masked_all_reduce": Entry(
         "the mean over the ranks whose score reaches a threshold",
         ("ranks", "sizes", "dtype", "fusion", "redop", "rivals", "mask", "sweep", "picture"),

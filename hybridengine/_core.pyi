@@ -4,7 +4,7 @@ Tensors and arrays are Any: what counts is the memory that they lend.
 """
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 _TensorRow = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -194,13 +194,16 @@ class Run:
 class RunReport:
     def to_dict(self) -> dict[str, Any]: ...
 
-def run_small(
+def run(
     comm: Communicator,
+    timeout: float,
     routine: Routine,
     src: list[Any],
-    dst: list[Any],
+    dst: Any,
     aliased: Sequence[int],
-) -> RunReport: ...
+    small: bool,
+    refused: Callable,  # type: ignore[type-arg]
+) -> tuple[list[Any], RunReport]: ...
 
 SHOWN_BYTES: int
 
@@ -208,11 +211,11 @@ def exchange_bytes(
     comm: Communicator, mine: Sequence[bytes], bound: int, slot_bytes: int, plan: int = ...
 ) -> list[bytes]: ...
 
-class MaskedCounts:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+class MaskedCounts: ...
 
 def masked_all_reduce(
     comm: Communicator,
+    timeout: float,
     wire_density: float,
     package: Any,
     values: Any,
@@ -231,10 +234,10 @@ def masked_all_reduce(
 class MaskedReduction:
     def __init__(
         self,
-        values: Any,
-        scores: Any,
-        out: Any,
-        counts: bool | None,
+        values: list[Any],
+        scores: list[Any],
+        out: list[Any],
+        counts: bool,
         residual: Any,
         granularity: str,
         op: str,

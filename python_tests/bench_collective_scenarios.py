@@ -5,6 +5,7 @@ from dataclasses import replace
 from hybridengine._bench import (
     all_gather,
     all_reduce,
+    barrier,
     masked_all_reduce,
     reduce_scatter,
     two_step,
@@ -76,3 +77,10 @@ def update_and_spoil(job):
 
 
 SPOILED_UPDATE = replace(two_step.BENCH, run=update_and_spoil)
+
+
+def wait_for_nobody(job):
+    return lambda: None
+
+
+NO_BARRIER = replace(barrier.BENCH, run=wait_for_nobody)

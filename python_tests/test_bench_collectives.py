@@ -142,6 +142,29 @@ def test_writing_and_comparing_beyond_the_period():
     assert exact.count_different(tensor, table, 7) == 1
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_barrier_has_a_row_and_so_has_its_rival(bench, tmp_path, ranks):
+    path = tmp_path / "b.json"
+    line = ["barrier", "-g", str(ranks), *QUICK, "--rival", "gloo", "--json", str(path)]
+    code, out, err = bench(*line)
+    assert (code, err) == (0, "")
+    ours, rival = rows_of(path)
+    assert (ours["rival"], rival["rival"]) == (None, "gloo_barrier")
+    assert ours["nwrong"] == rival["nwrong"] == 0
+    assert ours["time_us"] > 0 and ours["in_place"] is None
+    assert len(table_rows(out)) == 1
+
+
+def test_a_rank_that_does_not_wait_is_wrong(capsys, tmp_path):
+    path = tmp_path / "b.json"
+    line = ["-g", "3", "--json", str(path), *QUICK]
+    options = flags.parse("x", "", scenarios.NO_BARRIER.flags, line)
+    assert command.run_bench(scenarios.NO_BARRIER, options, line) == 1
+    capsys.readouterr()
+    (ours,) = rows_of(path)
+    assert ours["nwrong"] == 2  # all but the last
+
+
 MASKS = [
     ["--granularity", "row", "--threshold", "0.5"],
     ["--granularity", "element", "--threshold", "0.9", "-d", "bfloat16"],
@@ -243,6 +266,7 @@ def test_long_calls_are_not_repeated():
         ("all_reduce", "all", ["gloo_all_reduce"]),
         ("reduce_scatter", "gloo_reduce_scatter", ["gloo_reduce_scatter"]),
         ("all_gather", "gloo", ["gloo_all_gather"]),
+        ("barrier", "gloo", ["gloo_barrier"]),
         ("masked_all_reduce", "gloo", ["dense", "gloo_all_reduce"]),
         ("masked_all_reduce", "", ["dense"]),
         ("two_step", "gloo", ["gloo_update"]),

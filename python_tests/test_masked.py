@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from itertools import product
 
 import pytest
@@ -354,3 +355,23 @@ def test_every_instruction_set_gives_the_same_bits(isa, granularity, monkeypatch
     finally:
         monkeypatch.undo()
         _core.refresh_isa()
+
+
+def test_counts_are_made_once_and_travel_with_the_result():
+    """Also those of tensors without elements, of rows and of single tensors."""
+
+    def main(comm: Communicator) -> tuple:
+        values = [torch.ones(3, 2), torch.ones(0, 4), torch.ones(2)]
+        scores = [torch.arange(3.0), torch.ones(0), torch.ones(2)]
+        several = masked_all_reduce(values, scores, 1.0, comm=comm)
+        alone = masked_all_reduce(values[0], 1.0, 0.5, granularity="tensor", comm=comm)
+        nothing = masked_all_reduce([], [], 0.5, comm=comm)
+        assert several.counts is several.counts
+        return pickle.loads(pickle.dumps((several, alone, nothing)))
+
+    for several, alone, nothing in run_threads(2, main, transport="loopback"):
+        assert [each.tolist() for each in several.counts] == [[0, 2, 2], [], [2, 2]]
+        assert several.values[0].tolist() == [[0.0] * 2, [1.0] * 2, [1.0] * 2]
+        assert (several.kept, several.route) == (4, "wire")
+        assert alone.counts.shape == () and int(alone.counts) == 2
+        assert (nothing.values, nothing.counts, nothing.kept) == ([], [], 0)

@@ -70,8 +70,9 @@ void refuse(Communicator& comm) {
 }
 
 /// What is wrong with the arguments of one rank all ranks raise: its words are returned.
-py::object reduce_masked(Communicator& comm, double wire_density, const py::object& package,
-                         const MaskedCall& given) {
+py::object reduce_masked(Communicator& comm, double timeout_s, double wire_density,
+                         const py::object& package, const MaskedCall& given) {
+  comm.set_timeout(to_milliseconds(timeout_s, "timeout"));
   std::optional<BoundMaskedReduction> reduction;
   std::string wrong;
   try {
@@ -80,7 +81,7 @@ py::object reduce_masked(Communicator& comm, double wire_density, const py::obje
   } catch (const UsageError& error) {
     wrong = error.what();
   } catch (const std::exception& error) {  // Ctrl-C, or what a tensor of another library raises
-    const std::string reason = error.what();
+    const std::string reason = reason_of(error);
     const py::gil_scoped_release release;
     comm.fail(reason);
     throw;
@@ -157,20 +158,20 @@ void bind_masked(py::module_& module) {
       });
   module.def(
       "masked_all_reduce",
-      [](Communicator& comm, double wire_density, const py::object& package, py::object values,
-         py::object scores, py::object out, py::object residual, std::string granularity,
-         std::string op, py::object threshold, py::object fill, py::object bucket_bytes,
-         std::string route, bool counts) {
+      [](Communicator& comm, double timeout, double wire_density, const py::object& package,
+         py::object values, py::object scores, py::object out, py::object residual,
+         std::string granularity, std::string op, py::object threshold, py::object fill,
+         py::object bucket_bytes, std::string route, bool counts) {
         return reduce_masked(
-            comm, wire_density, package,
+            comm, timeout, wire_density, package,
             {std::move(values), std::move(scores), std::move(out), std::move(residual),
              std::move(granularity), std::move(op), std::move(threshold), std::move(fill),
              std::move(bucket_bytes), std::move(route), counts});
       },
-      py::arg("comm"), py::arg("wire_density"), py::arg("package"), py::arg("values"),
-      py::arg("scores"), py::arg("out"), py::arg("residual"), py::arg("granularity"), py::arg("op"),
-      py::arg("threshold"), py::arg("fill"), py::arg("bucket_bytes"), py::arg("route"),
-      py::arg("counts"),
+      py::arg("comm"), py::arg("timeout"), py::arg("wire_density"), py::arg("package"),
+      py::arg("values"), py::arg("scores"), py::arg("out"), py::arg("residual"),
+      py::arg("granularity"), py::arg("op"), py::arg("threshold"), py::arg("fill"),
+      py::arg("bucket_bytes"), py::arg("route"), py::arg("counts"),
       "A call by itself. (results, counts, kept, wire_bytes, dense_bytes, route); or a text where "
       "nothing was done: what is wrong with the arguments of this rank, or '' where ranks differ.");
   py::class_<BoundMaskedReduction>(module, "MaskedReduction",

@@ -16,12 +16,6 @@ namespace py = pybind11;
 namespace hybridengine {
 namespace {
 
-std::chrono::milliseconds to_milliseconds(double seconds, const char* name) {
-  if (!(seconds > 0 && seconds < 1e9))
-    throw UsageError(str_cat(name, " must be a positive number of seconds"), str_cat(seconds), "");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
-}
-
 std::unique_ptr<Communicator> make_communicator(const std::string& transport, Rank rank,
                                                 int32_t world, const std::string& group,
                                                 double timeout_s, double enter_timeout_s) {

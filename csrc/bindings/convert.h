@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -27,6 +28,24 @@ inline std::string counted(size_t count, const char* noun) {
 inline std::string route_of(const Plan& plan) {
   return str_cat("'", plan.src().text(), "' -> '", plan.dst().text(), "', ",
                  counted(plan.dst().spec().tensors().size(), "tensor"));
+}
+
+inline std::chrono::milliseconds to_milliseconds(double seconds, const char* name) {
+  if (!(seconds > 0 && seconds < 1e9))
+    throw UsageError(str_cat(name, " must be a positive number of seconds"), str_cat(seconds), "");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
+}
+
+/// What the other ranks are told of an error: "ValueError: text" of one of Python. Takes the GIL.
+inline std::string reason_of(const std::exception& fault) {
+  const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&fault);
+  if (raised == nullptr) return fault.what();
+  const pybind11::error_already_set& error = *raised;
+  const pybind11::gil_scoped_acquire held;
+  const pybind11::bytes text =
+      pybind11::str(error.value()).attr("encode")("utf-8", "backslashreplace");
+  return str_cat(std::string(pybind11::str(error.type().attr("__name__"))), ": ",
+                 std::string(text));
 }
 
 /// The bytes object's own memory: valid while it lives.

@@ -5,7 +5,9 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/convert.h"
 #include "bindings/memory.h"
+#include "comm/call_scope.h"
 #include "comm/lane.h"
 #include "engine/fresh_memory.h"
 #include "engine/huge_pages.h"
@@ -31,12 +33,79 @@ std::vector<TensorMemory> borrow_targets(const py::list& tensors) {
   return memory;
 }
 
-/// The tensors are arguments: they stay meanwhile.
-Report run_small_on(Communicator& comm, Routine& routine, const py::list& src, const py::list& dst,
-                    const std::vector<int32_t>& aliased) {
-  std::vector<TensorMemory> sources = borrow_sources(src), targets = borrow_targets(dst);
-  const py::gil_scoped_release release;
-  return run_small(comm, routine, std::move(sources), std::move(targets), aliased);
+template <class Body>
+void with_gil(const Body& body) {
+  const py::gil_scoped_acquire held;
+  body();
+}
+
+/// One run, without an event before its end.
+class WholeRun {
+ public:
+  /// `dst` is a list, or makes one. `refused` tells in better words why tensors do not fit.
+  WholeRun(const py::list& src, const py::object& dst, const py::function& refused)
+      : src_(src), dst_(dst), refused_(refused) {}
+
+  const py::list& targets() const { return targets_; }
+
+  /// Within a call, without the GIL.
+  Report run(Communicator& comm, Routine& routine, const std::vector<int32_t>& aliased,
+             bool small) {
+    std::vector<TensorMemory> src, dst;
+    try {
+      with_gil([&] {
+        targets_ = is_made() ? py::list(dst_()) : py::list(dst_);
+        src = borrow_sources(src_);
+        dst = borrow_targets(targets_);
+      });
+      if (small) return run_small(comm, routine, std::move(src), std::move(dst), aliased);
+      Run run(comm, routine, std::move(src), std::move(dst), aliased);
+      run.advance();
+      return run.report();
+    } catch (const UsageError&) {
+      with_gil([&] { refused_(targets_); });
+      throw;
+    }
+  }
+  /// After a failure. The frames of what was raised would keep the memory of results that were
+  /// made for as long as somebody keeps that.
+  void drop_results() {
+    with_gil([&] {
+      if (is_made()) targets_.attr("clear")();
+    });
+  }
+
+ private:
+  bool is_made() const { return !PyList_Check(dst_.ptr()); }
+
+  const py::list& src_;
+  const py::object& dst_;
+  const py::function& refused_;
+  py::list targets_;
+};
+
+/// (targets, report). What Python raises in it the other ranks are told in Python's words.
+py::tuple run_as_call(Communicator& comm, double timeout_s, Routine& routine, const py::list& src,
+                      const py::object& dst, const std::vector<int32_t>& aliased, bool small,
+                      const py::function& refused) {
+  comm.set_timeout(to_milliseconds(timeout_s, "timeout"));
+  WholeRun run(src, dst, refused);
+  Report report;
+  {
+    const py::gil_scoped_release release;
+    CallScope call(comm);
+    call.run([&] {
+      try {
+        report = run.run(comm, routine, aliased, small);
+      } catch (const std::exception& error) {
+        run.drop_results();
+        call.fail(reason_of(error));
+        throw;
+      }
+    });
+    call.leave();
+  }
+  return py::make_tuple(run.targets(), std::move(report));
 }
 
 /// Holds the Python tensors for as long as the run, or a peer, may use their addresses.
@@ -205,9 +274,12 @@ void bind_engine(py::module_& module) {
       .def("provide", &BoundRun::provide, py::arg("local"), py::arg("tensor"))
       .def("release", &BoundRun::release, py::arg("local"))
       .def_property_readonly("report", &BoundRun::report, py::return_value_policy::copy);
-  module.def("run_small", &run_small_on, py::arg("comm"), py::arg("routine"), py::arg("src"),
-             py::arg("dst"), py::arg("aliased"),
-             "A run whose payload fits into one small exchange of all ranks.");
+  module.def("run", &run_as_call, py::arg("comm"), py::arg("timeout"), py::arg("routine"),
+             py::arg("src"), py::arg("dst"), py::arg("aliased"), py::arg("small"),
+             py::arg("refused"),
+             "A run as a call by itself: (destination tensors, report). `dst` may be what makes "
+             "them; `small`: by one small exchange; `refused` is told them where tensors do not "
+             "fit, and may raise better words.");
   module.attr("SHOWN_BYTES") = kLaneBytes;
 }
 

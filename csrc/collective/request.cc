@@ -1,5 +1,6 @@
 #include "collective/request.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -14,6 +15,9 @@ constexpr std::array<const char*, 5> kKindNames{"all_reduce", "reduce_scatter", 
                                                 "broadcast", "barrier"};
 constexpr size_t kNamedTensors = 8;    // in a description
 constexpr size_t kMaxWords = 8 << 10;  // bytes of one
+/// Entry of a rank that contributes at once. Every rank reads the entries of all: what is larger is
+/// combined by its owners.
+constexpr size_t kMostPosted = 64 << 10;
 
 struct Header {
   uint64_t digest = 0;
@@ -145,8 +149,9 @@ Agreement agree(Communicator& comm, const Request& request, int64_t auto_bucket_
               all_contiguous(request), !request.error.empty()};
   std::memcpy(room.data(), &mine, sizeof mine);
   size_t used = sizeof mine;
-  const bool posted = mine.failed == 0 &&
-                      sizeof mine + static_cast<size_t>(num_bytes(request.inputs)) <= room.size();
+  const bool posted =
+      mine.failed == 0 && sizeof mine + static_cast<size_t>(num_bytes(request.inputs)) <=
+                              std::min(kMostPosted, room.size());
   if (posted) used += put_payload(request, comm.rank(), room.subspan(sizeof mine));
   const auto entries = comm.exchange(used, "agreeing on a collective");
   std::vector<Header> headers(entries.size());

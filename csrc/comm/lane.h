@@ -14,8 +14,8 @@
 
 namespace hybridengine {
 
-/// Of one entry.
-inline constexpr size_t kLaneBytes = 64 << 10;
+/// Of one entry: 64 KiB of payload, and what tells of it.
+inline constexpr size_t kLaneBytes = 72 << 10;
 
 struct Lane {
   alignas(64) std::atomic<uint32_t> posted;  // entries so far; a futex

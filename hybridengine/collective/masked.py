@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import hybridengine.tensors as memory
 from hybridengine import _core
@@ -116,6 +116,7 @@ def masked_all_reduce(
     with comm.turns:
         done = _core.masked_all_reduce(
             comm.core,
+            comm.timeout,
             link_model.wire_density(comm.transport, comm.world, granularity),
             _Package,
             values,
@@ -131,13 +132,15 @@ def masked_all_reduce(
             counted,
         )
     if isinstance(done, str):
+        wrong = done
         stated = {"op": op, "granularity": granularity, "route": route, "counts": counted}
         stated |= {"threshold": threshold, "fill": fill, "bucket_bytes": bucket_bytes}
-        agree(comm, lambda: _statement(done, stated, values), _say_what_differs)
-    made, counts_of_all, *sizes = done
+        agree(comm, lambda: _statement(wrong, stated, values), _say_what_differs)  # throws
+    made, core_counts, kept, wire_bytes, dense_bytes, taken = done
     single = not isinstance(values, list | tuple)
-    listed = _Counts(counts_of_all, made, granularity, single) if counted else None
-    return MaskedResult(_results(out, made, single), listed, *sizes)
+    listed = _Counts(core_counts, made, granularity, single) if counted else None
+    results = _results(out, made, single)
+    return MaskedResult(results, listed, kept, wire_bytes, dense_bytes, taken)
 
 
 class _Package:
@@ -171,7 +174,7 @@ def _results(out: Any, made: list[Any], single: bool) -> Any:
     return made[0] if single else made
 
 
-def _statement(error: str, stated: Mapping[str, Any], values: Any) -> dict[str, Any]:
+def _statement(error: str, stated: dict[str, Any], values: Any) -> dict[str, Any]:
     """What this rank passed, in words; throws what is wrong with it."""
     if error:
         raise UsageError(error)
@@ -181,7 +184,7 @@ def _statement(error: str, stated: Mapping[str, Any], values: Any) -> dict[str, 
     return {key: str(each) for key, each in (stated | numbers).items()} | {"tensors": shapes}
 
 
-def _say_what_differs(shown: Sequence[Mapping[str, Any]]) -> None:
+def _say_what_differs(shown: Sequence[Mapping[str, Any]]) -> NoReturn:
     """Throws UsageError: one passes something else."""
     first = shown[0]
     for rank, other in enumerate(shown):

@@ -7,8 +7,6 @@ is gone the memory is used by the next run, or goes back to the system within a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import hybridengine.tensors as memory
@@ -33,9 +31,11 @@ class FreshTensors:
         self._memory = _core.FreshMemory(self._offsets[-1]) if shared else None
         self.reserve_seconds = 0.0  # of the last make()
 
-    def make(self) -> list[Any]:
-        """In layout order. Padding is zero, the rest is undefined."""
-        lease = self._lease()
+    def make(self, *, shared: bool = True) -> list[Any]:
+        """In layout order. Padding is zero, the rest is undefined. `shared`: where peers can map
+        it."""
+        self.reserve_seconds = 0.0
+        lease = self._lease() if shared else None
         if lease is None:
             return [
                 memory.allocate(shape, dtype, zeroed=name in self._padded)
@@ -54,21 +54,9 @@ class FreshTensors:
         except UsageError as error:
             _core.log("warn", "engine", f"peers cannot write in place: {error}")
             self._memory = None
-            self.reserve_seconds = 0.0
             return None
         self.reserve_seconds = self._memory.reserve_seconds
         return lease
-
-
-@contextmanager
-def emptied_on_failure(results: list[Any]) -> Iterator[None]:
-    """Takes all out of `results` where its block fails: the frames of what is raised would keep
-    their memory for as long as somebody keeps that."""
-    try:
-        yield
-    except BaseException:
-        results.clear()
-        raise
 
 
 def empty(layout: Layout, rank: int) -> dict[str, Any]:

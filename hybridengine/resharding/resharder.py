@@ -23,16 +23,13 @@ from hybridengine.resharding.agree import Part, Statement, check_roles, gather, 
 from hybridengine.resharding.arguments import communicator_for, read_arguments
 from hybridengine.resharding.binding import bind
 from hybridengine.resharding.fit import in_order
-from hybridengine.resharding.fresh import FreshTensors, emptied_on_failure
+from hybridengine.resharding.fresh import FreshTensors
 from hybridengine.resharding.origin import Origin
 from hybridengine.resharding.replicas import check_replicas
 from hybridengine.resharding.report import Report
+from hybridengine.resharding.stream import Stream
 from hybridengine.resharding.views import find_views
 from hybridengine.wording import counted
-
-# A stream hands tensors over in order: its buckets are this much smaller, so that staging and the
-# tensors that are being filled stay within three buckets beside the largest tensor.
-_STREAM_SHARE = 4
 
 
 class Resharder:
@@ -65,7 +62,7 @@ class Resharder:
         self.comm = communicator_for(comm, transport)
         self.verify, self.alias = verify, alias
         self._report: Report | Callable[[], Report] | None = None
-        self._stream_routine: Any = None
+        self._stream: Stream | None = None
         with self.comm.between_calls():
             mine = read_arguments(
                 src,
@@ -101,20 +98,24 @@ class Resharder:
 
     def _prepare(self, statements: list[Statement]) -> None:
         """What every run needs, from what all ranks agreed on."""
-        self._readable = [rank for rank, each in enumerate(statements) if each.contiguous]
         self._streamable = all(each.out is None for each in statements)
         names = statements[0].options["dst_names"]
         kept = names == "kept" or (names == "plain" and self.spec.config is None)
         self._aliases = self.spec.aliases if kept else []
-        self._rows = self.dst.locals(self.comm.rank)
-        self._names = [name for name, _, _ in self._rows]
-        self._padded = set(self.dst.core.padded(self.comm.rank))
+        self._names = [name for name, _, _ in self.dst.locals(self.comm.rank)]
         self._aliased = [i for i, name in enumerate(self._names) if name in self._views]
+        if self._targets is not None:
+            self._aliased = []
         bounds = {row["rank"]: row["bound_bytes"] for row in self.plan.certificate.ranks}
         self._bound_bytes = bounds.get(self.comm.rank, 0)
         self._written = None if self._targets is None else self._by_name(self._targets)
         self._fresh = FreshTensors(self.dst, self.comm)
-        self._routine = self._make_routine(self.schedule, readable=self._readable)
+        self._routine = _core.Routine(
+            self.schedule,
+            plan=self.schedule.digest(),
+            verify=self.verify,
+            readable=[rank for rank, each in enumerate(statements) if each.contiguous],
+        )
         self._small = self._agree_on_small()
         self._dump_program()
         self._runs = 0
@@ -137,9 +138,6 @@ class Resharder:
             with self._naming(targets):
                 program = self._routine.program(self._sources, targets)
             (Path(folder) / f"program.{self.comm.rank}.txt").write_text(program)
-
-    def _make_routine(self, schedule: Any, **options: Any) -> Any:
-        return _core.Routine(schedule, plan=schedule.digest(), verify=self.verify, **options)
 
     def _plan(self, bucket_bytes: int, parts: list[Part]) -> None:
         self.plan = _core.make_plan(self.src.core, self.dst.core)
@@ -185,39 +183,36 @@ class Resharder:
         """
         self._check_sources()
         self._runs += 1
-        aliased = self._aliased if self._targets is None else []
-        if self._huge_pages is not None:
-            self._huge_pages.pause()
+        small = self._small and self._runs > 1
+        pages = self._huge_pages
+        if pages is not None:
+            pages.pause()
         try:
-            with self.comm.call(self.timeout):
-                targets = self._targets
-                if targets is None:
-                    targets = self._fresh.make()
-                    for i in aliased:
-                        targets[i] = self._views[self._names[i]]
-                with emptied_on_failure(targets if self._targets is None else []):
-                    report = self._move(targets, aliased)
+            with self.comm.turns:
+                targets, report = _core.run(
+                    self.comm.core,
+                    self.comm.timeout if self.timeout is None else self.timeout,
+                    self._routine,
+                    self._sources,
+                    self._make_targets if self._targets is None else self._targets,
+                    self._aliased,
+                    small,
+                    self._refuse,
+                )
         finally:
-            if self._huge_pages is not None:
-                self._huge_pages.resume()
-        self._set_report(report, aliased)
+            if pages is not None:
+                pages.resume()
+        self._set_report(report, self._aliased)
         if self._runs == 2:
             self._use_huge_pages()
         return self._by_name(targets) if self._written is None else self._written.copy()
 
-    def _move(self, targets: list[Any], aliased: list[int]) -> Any:
-        """The core's report of one run."""
-        if self._small and self._runs > 1:
-            with self._naming(targets):
-                return _core.run_small(
-                    self.comm.core, self._routine, self._sources, targets, aliased
-                )
-        run = self._begin(self._routine, targets, aliased)
-        try:
-            run.advance()
-            return run.report
-        finally:
-            del run  # it holds the memory of the targets
+    def _make_targets(self) -> list[Any]:
+        """Fresh ones, and views in place of those that are."""
+        targets = self._fresh.make(shared=not (self._small and self._runs > 1))
+        for i in self._aliased:
+            targets[i] = self._views[self._names[i]]
+        return targets
 
     @property
     def report(self) -> Report | None:
@@ -233,27 +228,29 @@ class Resharder:
     def _check_sources(self) -> None:
         """Before a run: that this rank's tensors are those of the constructor, and with `verify`
         that replicas agree."""
-        if self._origin is not None:
-            with self.comm.between_calls():
+        try:
+            if self._origin is not None:
                 self._origin.check()
+        except BaseException:
+            with self.comm.between_calls():
+                raise
         if self.verify:
             check_replicas(self.comm, self.src, self._sources)
 
-    def _begin(self, routine: Any, targets: list[Any], aliased: list[int]) -> Any:
-        with self._naming(targets):
-            return _core.Run(self.comm.core, routine, self._sources, targets, aliased)
+    def _refuse(self, targets: list[Any]) -> None:
+        """The core knows memory and no names: says which tensor changed, or has none any more."""
+        if self._origin is not None:
+            self._origin.compare()
+        sources = [name for name, _, _ in self.src.locals(self.comm.rank)]
+        memory.check_readable(dict(zip(sources, self._sources, strict=False)))
+        memory.check_readable(dict(zip(self._names, targets, strict=False)))
 
     @contextmanager
     def _naming(self, targets: list[Any]) -> Iterator[None]:
-        """The core knows memory and no names: says which tensor changed, or has none any more."""
         try:
             yield
         except UsageError:
-            if self._origin is not None:
-                self._origin.compare()
-            sources = [name for name, _, _ in self.src.locals(self.comm.rank)]
-            memory.check_readable(dict(zip(sources, self._sources, strict=False)))
-            memory.check_readable(dict(zip(self._names, targets, strict=False)))
+            self._refuse(targets)
             raise
 
     def _use_huge_pages(self) -> None:
@@ -283,29 +280,15 @@ class Resharder:
             )
         if self.src.core.op != "copy":
             raise UsageError(f"{self.src.text} cannot be streamed. Use run().")
-        if self._stream_routine is None:
-            size = max(self.schedule.bucket_bytes // _STREAM_SHARE, 16)
-            schedule = _core.make_schedule(self.plan, self.comm.rank, size, in_order=True)
-            self._stream_routine = self._make_routine(schedule, open_bytes=2 * size)
+        if self._stream is None:
+            self._stream = Stream(
+                self.plan, self.schedule, self.comm.rank, self.dst, verify=self.verify
+            )
         self._check_sources()
-        seconds: dict[str, list[str]] = {}
-        for alias, name in self._aliases:
-            seconds.setdefault(name, []).append(alias)
-        open_tensors: dict[int, Any] = {}
         with self.comm.call(self.timeout):
-            run = self._begin(self._stream_routine, [], [])
-            while (event := run.advance())[0] != "done":
-                kind, local = event
-                name, shape, dtype = self._rows[local]
-                if kind == "need":
-                    open_tensors[local] = memory.allocate(shape, dtype, zeroed=name in self._padded)
-                    run.provide(local, open_tensors[local])
-                    continue
-                tensor = open_tensors.pop(local)
-                run.release(local)
-                for each in (name, *seconds.get(name, ())):
-                    on_tensor(each, tensor)
-                del tensor  # the callee's alone, before memory for the next is made
+            with self._naming([]):
+                run = _core.Run(self.comm.core, self._stream.routine, self._sources, [], [])
+            self._stream.hand_over(run, self._aliases, on_tensor)
         self._set_report(run.report, [])
 
     def _by_name(self, targets: list[Any]) -> dict[str, Any]:
