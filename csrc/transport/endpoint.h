@@ -37,7 +37,7 @@ struct Signs {
 };
 
 /// Of the page of each rank. Zeros at the start.
-inline constexpr size_t kPageBytes = 136 << 10;
+inline constexpr size_t kPageBytes = 152 << 10;
 
 class Endpoint {
  public:
