@@ -34,7 +34,13 @@ class MaskedResult:
     __slots__ = ("_counts", "dense_bytes", "kept", "route", "values", "wire_bytes")
 
     def __init__(
-        self, values: Any, counts: Any, kept: int, wire_bytes: int, dense_bytes: int, route: str
+        self,
+        values: Any,
+        counts: Any,
+        kept: int,
+        wire_bytes: int,
+        dense_bytes: int,
+        route: str = "wire",
     ) -> None:
         """`counts` may be what makes them."""
         self.values, self._counts, self.kept = values, counts, kept

@@ -183,22 +183,11 @@ class Resharder:
         """
         self._check_sources()
         self._runs += 1
-        small = self._small and self._runs > 1
         pages = self._huge_pages
         if pages is not None:
             pages.pause()
         try:
-            with self.comm.turns:
-                targets, report = _core.run(
-                    self.comm.core,
-                    self.comm.timeout if self.timeout is None else self.timeout,
-                    self._routine,
-                    self._sources,
-                    self._make_targets if self._targets is None else self._targets,
-                    self._aliased,
-                    small,
-                    self._refuse,
-                )
+            targets, report = self._move()
         finally:
             if pages is not None:
                 pages.resume()
@@ -206,6 +195,20 @@ class Resharder:
         if self._runs == 2:
             self._use_huge_pages()
         return self._by_name(targets) if self._written is None else self._written.copy()
+
+    def _move(self) -> tuple[list[Any], Any]:
+        """The destination's tensors, and the core's report of one run."""
+        with self.comm.turns:
+            return _core.run(
+                self.comm.core,
+                self.comm.timeout if self.timeout is None else self.timeout,
+                self._routine,
+                self._sources,
+                self._make_targets if self._targets is None else self._targets,
+                self._aliased,
+                self._small and self._runs > 1,
+                self._refuse,
+            )
 
     def _make_targets(self) -> list[Any]:
         """Fresh ones, and views in place of those that are."""
