@@ -63,7 +63,7 @@ class MaskedReduction final : public Steps {
  public:
   /// Throws UsageError where memory that is written overlaps with other memory, and where a type
   /// cannot be reduced or, being an integer, not divided or filled as asked.
-  MaskedReduction(std::vector<MaskedTensor> tensors, MaskedOptions options);
+  MaskedReduction(const std::vector<MaskedTensor>& tensors, MaskedOptions options);
 
   /// Makes the masks. Returns the first tensor that has a NaN among its scores, or -1.
   int32_t read_scores();

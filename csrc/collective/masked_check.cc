@@ -91,7 +91,7 @@ void check_apart(const std::vector<MaskedTensor>& tensors) {
 
 }  // namespace
 
-MaskedReduction::MaskedReduction(std::vector<MaskedTensor> tensors, MaskedOptions options)
+MaskedReduction::MaskedReduction(const std::vector<MaskedTensor>& tensors, MaskedOptions options)
     : options_(options) {
   check_apart(tensors);
   tensors_.reserve(tensors.size());
