@@ -119,24 +119,11 @@ def masked_all_reduce(
     comm = communicator_of(comm)
     granularity, op, route = str(granularity), str(op), str(route)
     counted = granularity != "element" or bool(counts)
+    density = link_model.wire_density(comm.transport, comm.world, granularity)
+    given: tuple[Any, ...] = (values, scores, out, residual, granularity, op)
+    given += (threshold, fill, bucket_bytes, route, counted)
     with comm.turns:
-        done = _core.masked_all_reduce(
-            comm.core,
-            comm.timeout,
-            link_model.wire_density(comm.transport, comm.world, granularity),
-            _Package,
-            values,
-            scores,
-            out,
-            residual,
-            granularity,
-            op,
-            threshold,
-            fill,
-            bucket_bytes,
-            route,
-            counted,
-        )
+        done = _core.masked_all_reduce(comm.core, comm.timeout, density, _Package, *given)
     if isinstance(done, str):
         wrong = done
         stated = {"op": op, "granularity": granularity, "route": route, "counts": counted}
