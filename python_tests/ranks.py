@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hybridengine._core import transports
 from hybridengine.comm import Communicator
 
 # One server forks the processes of all tests: what they need is named here, once.
@@ -31,6 +32,11 @@ context.set_forkserver_preload(
         "transport_world",
     ]
 )
+
+
+# Media that move bytes, also what a build has beyond ours (paper_transport.cc), and whether their
+# ranks may be processes.
+MEDIA = {row["name"]: row["caps"]["processes"] for row in transports() if row["caps"]["payload"]}
 
 
 class MemoryStore:

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, run_threads
+from ranks import MEDIA, run_ranks, run_threads
 
 import hybridengine as he
 from hybridengine import Communicator, UsageError
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
 WORLDS = [1, 2, 3, 4, 5, 8]
-TRANSPORTS = ["loopback", "shm", "cma"]
+TRANSPORTS = MEDIA
 # Through a lane, and past it: several buckets at 4 KiB, with an empty tensor and an odd one.
 SIZES = {"small": [3, 0, 1000], "large": [70_000, 0, 7, 4099]}
 
 
 def start(world: int, function: Any, *args: Any, transport: str, **limits: float) -> list[Any]:
-    if transport == "loopback":
+    if not MEDIA[transport]:
         return run_threads(world, function, *args, transport=transport)
     return run_ranks(world, function, *args, transport=transport, **limits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ranks import run_ranks, run_threads, thread_outcomes
+from ranks import MEDIA, run_ranks, run_threads, thread_outcomes
 
 from hybridengine import Communicator, _core
 
@@ -30,7 +30,7 @@ def exchanged(comm: Communicator, bound: int, slot_bytes: int, kind: str) -> boo
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("transport", ["loopback", "shm", "cma"])
+@pytest.mark.parametrize("transport", MEDIA)
 def test_every_rank_gets_what_was_sent_to_it(world, transport):
     for kind in ("even", "mixed", "none"):
         for bound, slot_bytes in ((1, 64), (1000, 64), (5000, 4096), (100, 4096)):

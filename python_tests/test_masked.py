@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_oracle import entries_of, expected, in_float64, same_bits
-from ranks import run_ranks, run_threads
+from ranks import MEDIA, run_ranks, run_threads
 
 from hybridengine import Communicator, MaskedResult, _core, masked_all_reduce
 
@@ -19,7 +19,7 @@ FLOATING = ["float32", "float64", "bfloat16", "float16"]
 INTEGER = ["int64", "int32", "int16", "int8", "uint8"]
 GRANULARITIES = ["element", "row", "tensor"]
 SHAPES = [(1000, 3), (0, 4), (513,), (2, 700), (), (4, 0), (7, 5, 3)]
-TRANSPORTS = ["loopback", "shm", "cma"]
+TRANSPORTS = MEDIA
 
 
 def made(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:

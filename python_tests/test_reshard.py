@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models as tiny
 import torch
-from ranks import run_threads
+from ranks import MEDIA, run_threads
 
 import hybridengine
 from hybridengine import Communicator, Layout, Resharder, Spec, reshard
@@ -13,7 +13,7 @@ from hybridengine import Communicator, Layout, Resharder, Spec, reshard
 pytestmark = pytest.mark.threads
 
 
-@pytest.fixture(params=["loopback", "shm", "cma"])
+@pytest.fixture(params=MEDIA)
 def transport(request) -> str:
     return request.param
 

@@ -1,5 +1,7 @@
 #include "collective/exchange.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "base/trace.h"
 #include "engine/copier.h"
@@ -12,6 +14,7 @@ Exchange::Exchange(Communicator& comm, uint64_t plan, size_t slot_bytes, std::ve
       slot_bytes_(slot_bytes),
       num_slots_(std::move(num_slots)),
       flow_(comm),
+      copier_(comm),
       incoming_(static_cast<size_t>(comm.world()) * num_slots_.size()),
       outgoing_(incoming_.size()) {
   for (size_t line = 0; line < incoming_.size(); ++line)
@@ -45,6 +48,11 @@ void Exchange::promise(Rank peer, int stream, int64_t num_packets) {
 
 void Exchange::start() {
   flow_.reserve();
+  for (Rank peer = 0; peer < comm_.world(); ++peer)
+    if (peer != comm_.rank() && is_put_to(peer)) {
+      copier_.reserve_rooms(slot_bytes_ + kSlack);
+      break;
+    }
   for (size_t line = 0; line < incoming_.size(); ++line) grant(static_cast<int32_t>(line));
 }
 
@@ -52,11 +60,18 @@ void Exchange::grant(int32_t line) {
   while (flow_.may_grant(line)) flow_.grant_slot(line);
 }
 
+/// Where the memory of a peer is not mapped.
+bool Exchange::is_put_to(Rank peer) const {
+  return comm_.fabric().caps().payload && !copier_.maps(peer);
+}
+
 void Exchange::poll() {
   arrivals_.clear();
   comm_.drain(arrivals_);
   for (const Arrival& arrival : arrivals_) {
-    if (!take(arrival.message, arrival.peer))
+    if (arrival.kind == Arrival::Kind::kDone)
+      copier_.heard(arrival);
+    else if (!take(arrival.message, arrival.peer))
       throw TransportError(
           "two ranks are in different collectives",
           str_cat("rank ", arrival.peer, " sent a message of kind ",
@@ -65,6 +80,16 @@ void Exchange::poll() {
           "Every rank must make the same calls in the same order.");
     comm_.made_progress();
   }
+  settle();
+}
+
+void Exchange::settle() {
+  std::erase_if(leaving_, [&](const Leaving& each) {
+    if (!copier_.done(each.ticket)) return false;
+    copier_.free_room(each.room);
+    flow_.has_left(each.unit);
+    return true;
+  });
 }
 
 /// False where the message is not one that this peer may send now.
@@ -89,19 +114,28 @@ bool Exchange::take_landed(Incoming& from, const Message& message) {
 
 bool Exchange::may_send(Rank peer, int stream) const {
   const Packets& to = outgoing_[stream_of(peer, stream)];
-  return to.through < to.count && flow_.may_leave(to.next());
+  if (to.through == to.count || !flow_.may_leave(to.next())) return false;
+  return !is_put_to(peer) || copier_.has_room();
 }
 
 Span Exchange::next_slot(Rank peer, int stream) {
   if (!comm_.fabric().caps().payload) return {nullptr, slot_bytes_};
   const Flow::Grant& grant = flow_.grant_of(outgoing_[stream_of(peer, stream)].next());
+  if (is_put_to(peer)) return {room_ = copier_.take_room(), slot_bytes_};
   return {granted_memory(comm_, peer, grant.place, slot_bytes_ + kSlack), slot_bytes_};
 }
 
 void Exchange::send(Rank peer, int stream, size_t bytes) {
   ensure(bytes <= slot_bytes_, "a packet is larger than its slot");
   Packets& to = outgoing_[stream_of(peer, stream)];
-  flow_.say_landed(to.next(), 0, bytes);
+  if (std::byte* const room = std::exchange(room_, nullptr)) {
+    const RemoteRun run{flow_.grant_of(to.next()).place, room, bytes};
+    const Message landed = flow_.landed(to.next(), 0, bytes);
+    leaving_.push_back({copier_.put(peer, std::span(&run, 1), landed), to.next(), room});
+    settle();
+  } else {
+    flow_.say_landed(to.next(), 0, bytes);
+  }
   ++to.through;
   sent_bytes_ += static_cast<int64_t>(bytes);
 }
@@ -131,6 +165,7 @@ void Exchange::wait(const std::string& doing) {
     add(from.packets, from.packets.through + static_cast<int64_t>(from.landed.size()));
     add(outgoing_[at], outgoing_[at].through);
   }
+  for (const Leaving& each : leaving_) waiting.push_back(each.unit);
   ensure(!waiting.empty(), "an exchange waits although nothing is missing");
   const TraceSpan span(Subsystem::kCollective, "wait");
   comm_.wait(flow_.peers_of(waiting), doing);

@@ -24,6 +24,7 @@
 
 #include "base/span.h"
 #include "comm/communicator.h"
+#include "engine/copier.h"
 #include "engine/flow.h"
 
 namespace hybridengine {
@@ -45,7 +46,8 @@ class Exchange {
 
   /// Whether the next packet of the stream to `peer` may be written now.
   bool may_send(Rank peer, int stream) const;
-  /// Where: slot_bytes, and kSlack more that may be overwritten; no address without payload.
+  /// Where: slot_bytes, and kSlack more that may be overwritten; no address without payload. It is
+  /// sent before another one is asked for.
   Span next_slot(Rank peer, int stream);
   /// It has been written.
   void send(Rank peer, int stream, size_t bytes);
@@ -91,11 +93,23 @@ class Exchange {
   bool take(const Message& message, Rank peer);
   bool take_landed(Incoming& from, const Message& message);
 
+  bool is_put_to(Rank peer) const;
+  void settle();
+
+  struct Leaving {  // a packet that is put
+    Copier::Ticket ticket;
+    int32_t unit = -1;
+    std::byte* room = nullptr;
+  };
+
   Communicator& comm_;
   uint64_t plan_;
   size_t slot_bytes_;
   std::vector<int> num_slots_;
   Flow flow_;
+  Copier copier_;
+  std::byte* room_ = nullptr;  // that next_slot() gave
+  std::vector<Leaving> leaving_;
   int32_t num_units_ = 0;
   std::vector<Incoming> incoming_;  // by peer and stream
   std::vector<Packets> outgoing_;   // the same

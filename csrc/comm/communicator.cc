@@ -200,7 +200,7 @@ void Communicator::wait_until(const std::function<bool()>& here, std::span<const
     between();
     pump(sleep ? milliseconds(0) : kSlice);
     if (here()) break;
-    check_same_call(expects_blobs);
+    check_same_call(peers_owing, expects_blobs);
     check_lost(peers_owing);
     check_silence(peers_owing, doing);
     if (sleep) sleep();
@@ -208,15 +208,17 @@ void Communicator::wait_until(const std::function<bool()>& here, std::span<const
   presence_->wait_for_nobody();
 }
 
-void Communicator::check_same_call(bool expects_blobs) const {
-  if (expects_blobs) {
-    for (const Arrival& arrival : inbox_)
-      if (arrival.message.call == call_) throw_different_calls(arrival.peer);
-    return;
-  }
-  for (Rank peer = 0; peer < world_; ++peer)
-    if (!peers_[peer].blobs.empty() && peers_[peer].blobs.front().call == call_)
+/// What a peer owes it says before it goes on. Others may be further on in the same call.
+void Communicator::check_same_call(std::span<const Rank> peers_owing, bool expects_blobs) const {
+  for (const Rank peer : peers_owing) {
+    const auto is_of_peer = [&](const Arrival& arrival) {
+      return arrival.peer == peer && arrival.kind == Arrival::Kind::kMessage &&
+             arrival.message.call == call_;
+    };
+    const bool has_blob = !peers_[peer].blobs.empty() && peers_[peer].blobs.front().call == call_;
+    if (expects_blobs ? std::ranges::any_of(inbox_, is_of_peer) : has_blob)
       throw_different_calls(peer);
+  }
 }
 
 void Communicator::between() {

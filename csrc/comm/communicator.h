@@ -129,7 +129,7 @@ class Communicator {
   bool has_message() const;
   void count(const Message& message);
   void post(Rank peer, const Message& message);
-  void check_same_call(bool expects_blobs) const;
+  void check_same_call(std::span<const Rank> peers_owing, bool expects_blobs) const;
 
   void check_lost(std::span<const Rank> peers_owing);
   void check_silence(std::span<const Rank> peers_owing, const std::string& doing);

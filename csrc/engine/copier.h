@@ -57,6 +57,7 @@ class Copier {
   /// Memory to pack what is put: kRooms of so many bytes, of which each put uses one until it is
   /// done. Throws UsageError where there is no memory for it.
   void reserve_rooms(size_t bytes);
+  bool has_room() const { return !rooms_.empty(); }
   /// Null while all are in use.
   std::byte* take_room();
   void free_room(std::byte* room) { rooms_.push_back(room); }
