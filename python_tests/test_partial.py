@@ -161,6 +161,10 @@ def seed_case(world: int, dtype: str, seed: int) -> tuple[Spec, list[dict[str, t
     ]
 
 
+def reduce_each(comm, dtype: str, op: str, dst: str, ways: list[tuple[int, bool]]):
+    return [reduce_on(comm, dtype, op, dst, *way) for way in ways]
+
+
 def reduce_on(comm, dtype: str, op: str, dst: str, bucket_bytes: int, verify: bool):
     spec, held = seed_case(comm.world, dtype, 5)
     src = Layout.replicated(comm.world).bind(spec).partial(op)
@@ -181,12 +185,13 @@ def test_the_same_bits_by_every_transport_and_bucket_size(dtype):
         for each in held[1:]:
             total = total + each[name].float()
         expected[name] = total.to(held[0][name].dtype).float().tolist()
+    ways = [(64, True), (4096, False), (32 << 20, False)]
     for transport in ("loopback", "shm", "cma"):
-        for bucket_bytes, verify in ((64, True), (4096, False), (32 << 20, False)):
-            args = (dtype, "sum", "replicated(3)", bucket_bytes, verify)
-            start = run_threads if transport == "loopback" else run_ranks
-            for result in start(3, reduce_on, *args, transport=transport):
-                assert result == expected, (transport, bucket_bytes)
+        args = (dtype, "sum", "replicated(3)", ways)
+        start = run_threads if transport == "loopback" else run_ranks
+        for results in start(3, reduce_each, *args, transport=transport):
+            for result, way in zip(results, ways, strict=True):
+                assert result == expected, (transport, way)
 
 
 @pytest.mark.threads
