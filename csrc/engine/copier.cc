@@ -6,7 +6,8 @@
 namespace hybridengine {
 
 Copier::Ticket Copier::submit(const CopyList& list) {
-  for (const StridedCopy& copy : list) copy_strided(copy.src, copy.dst, copy.ndim, copy.size);
+  for (const StridedCopy& copy : list)
+    copy_strided(copy.src, copy.dst, copy.box->ndim, copy.box->size);
   return {++last_};
 }
 

@@ -26,8 +26,7 @@ namespace hybridengine {
 /// The elements of a box, from one end to the other.
 struct StridedCopy {
   StridedEnd src, dst;
-  int ndim = 0;
-  Dims size{};
+  const Box* box = nullptr;  // of which only the size counts; it must stay until the copy is done
 };
 
 using CopyList = std::vector<StridedCopy>;

@@ -6,7 +6,10 @@
 namespace hybridengine {
 
 PartMemory::PartMemory(Routine& routine, std::vector<TensorMemory> tensors)
-    : routine_(routine), tensors_(std::move(tensors)), program_(routine.program_for(tensors_)) {}
+    : routine_(routine),
+      tensors_(std::move(tensors)),
+      program_(routine.program_for(tensors_)),
+      copies_(routine.copies()) {}
 
 std::span<const TensorMemory> PartMemory::sources() const {
   return std::span(tensors_).first(program_.num_sources());
@@ -21,17 +24,22 @@ void PartMemory::provide(int32_t target, const TensorMemory& memory) {
   tensors_[program_.num_sources() + target] = memory;
 }
 
-const CopyList& PartMemory::pack(const Part& part, std::byte* packed) {
+void PartMemory::clear(size_t num_copies) {
   copies_.clear();
+  copies_.reserve(num_copies);
+}
+
+const CopyList& PartMemory::pack(const Part& part, std::byte* packed) {
+  clear(part.copies.size());
   for (const Copy& copy : part.copies)
-    copies_.push_back({at(copy.src), packed_end(copy, packed), copy.box.ndim, copy.box.size});
+    copies_.push_back({at(copy.src), packed_end(copy, packed), &copy.box});
   return copies_;
 }
 
 const CopyList& PartMemory::unpack(const Part& part, std::byte* packed) {
-  copies_.clear();
+  clear(part.copies.size());
   for (const Copy& copy : part.copies)
-    copies_.push_back({packed_end(copy, packed), at(copy.dst), copy.box.ndim, copy.box.size});
+    copies_.push_back({packed_end(copy, packed), at(copy.dst), &copy.box});
   return copies_;
 }
 
@@ -40,24 +48,24 @@ size_t PartMemory::segment_bytes(Rank peer) const {
 }
 
 const CopyList& PartMemory::place(const Part& part, std::byte* segment) {
-  copies_.clear();
+  clear(part.copies.size());
   const std::vector<int64_t>& offsets = routine_.offsets_of_peer(part.dst);
   const int32_t num_sources = program_.num_sources_of(part.dst);
   for (const Copy& copy : part.copies) {
     const int64_t start = offsets[copy.dst.tensor - num_sources];
     const StridedEnd target{segment + start + copy.dst.offset_bytes, copy.dst.strides,
                             copy.dst.dtype};
-    copies_.push_back({at(copy.src), target, copy.box.ndim, copy.box.size});
+    copies_.push_back({at(copy.src), target, &copy.box});
   }
   return copies_;
 }
 
 const CopyList& PartMemory::keep(std::span<const Copy> copies) {
-  copies_.clear();
+  clear(copies.size());
   for (const Copy& copy : copies) {
     const StridedEnd source = at(copy.src), target = at(copy.dst);
     if (source.data == target.data) continue;  // in place: an all_gather from its own output
-    copies_.push_back({source, target, copy.box.ndim, copy.box.size});
+    copies_.push_back({source, target, &copy.box});
   }
   return copies_;
 }

@@ -53,6 +53,7 @@ class PartMemory {
   uint64_t digest_of_target(const Part& part, const std::byte* packed) const;
 
  private:
+  void clear(size_t num_copies);
   StridedEnd at(const End& end) const { return end_at(tensors_, end); }
   uint64_t digest(const Part& part, End Copy::* end, const std::byte* packed) const;
   std::span<const RemoteRun> runs(const Part& part, Rank peer, End Copy::* mine,
@@ -63,7 +64,7 @@ class PartMemory {
   Routine& routine_;
   std::vector<TensorMemory> tensors_;
   const Program& program_;
-  CopyList copies_;
+  CopyList& copies_;
   FoldList folds_;
   std::vector<RemoteRun> runs_;
 };

@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/copier.h"
 #include "engine/places.h"
 #include "engine/program.h"
 
@@ -52,6 +53,9 @@ class Routine {
   /// packed_offsets() of a peer's destination tensors.
   const std::vector<int64_t>& offsets_of_peer(Rank peer);
 
+  /// Room for lists, which is not asked for in each run again.
+  CopyList& copies() { return copies_; }
+
   /// By part: whether it was put into its final places in the last run.
   std::vector<bool>& in_place() { return in_place_; }
 
@@ -61,6 +65,7 @@ class Routine {
   std::optional<Program> program_;
   AddressTables tables_;
   std::map<Rank, std::vector<int64_t>> peer_offsets_;  // of those written to
+  CopyList copies_;
   std::vector<bool> in_place_;
 };
 
