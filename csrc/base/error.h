@@ -46,6 +46,9 @@ class InternalError : public Error {
   using Error::Error;
 };
 
+/// The name of its class as Python knows it: "TransportError".
+const char* kind_of(const std::exception& error);
+
 /// Throws InternalError unless `ok`. The message is mandatory; `facts` returns the values that show
 /// the fault and is only called then.
 template <class Facts>

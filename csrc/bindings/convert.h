@@ -36,10 +36,10 @@ inline std::chrono::milliseconds to_milliseconds(double seconds, const char* nam
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
 }
 
-/// What the other ranks are told of an error: "ValueError: text" of one of Python. Takes the GIL.
+/// What the other ranks are told of an error: "ValueError: text". Takes the GIL.
 inline std::string reason_of(const std::exception& fault) {
   const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&fault);
-  if (raised == nullptr) return fault.what();
+  if (raised == nullptr) return str_cat(kind_of(fault), ": ", fault.what());
   const pybind11::error_already_set& error = *raised;
   const pybind11::gil_scoped_acquire held;
   const pybind11::bytes text =
