@@ -199,7 +199,7 @@ def bytes_by_way(text: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("model", "dst", "most_packed"),
-    [("smollm2-135m", "vllm(tp=3)", 0.1), ("qwen2.5-0.5b", "vllm(tp=2)", 0.001)],
+    [("smollm2-135m", "vllm(tp=3)", 0.34), ("qwen2.5-0.5b", "vllm(tp=2)", 0.16)],
 )
 def test_a_real_model_is_packed_only_where_runs_are_short(model, dst, most_packed):
     """The way goes by tensor: in every bucket there are some with short rows, whose mean with the
