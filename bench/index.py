@@ -34,6 +34,7 @@ INDEX: dict[str, Entry] = {
         ("ranks", "sizes", "dtype", "move", "rivals", "tensors"),
         {"--ngpus": "2"},
     ),
+    "put": Entry("a put over one link, and its answer", ("ranks", "sizes"), {"--ngpus": "2"}),
     "all_reduce": Entry(
         "every rank gets the sum of all ranks' arrays",
         (*_COLLECTIVE, "redop", "sweep", "picture"),

@@ -7,6 +7,7 @@ from hybridengine._bench import (
     all_reduce,
     barrier,
     masked_all_reduce,
+    put,
     reduce_scatter,
     two_step,
 )
@@ -84,3 +85,12 @@ def wait_for_nobody(job):
 
 
 NO_BARRIER = replace(barrier.BENCH, run=wait_for_nobody)
+
+
+def put_and_spoil(job):
+    put.BENCH.run(job)
+    if job.world.rank == 1:
+        memoryview(job.region)[99] ^= 1
+
+
+SPOILED_PUT = replace(put.BENCH, run=put_and_spoil)

@@ -155,6 +155,27 @@ def test_a_barrier_has_a_row_and_so_has_its_rival(bench, tmp_path, ranks):
     assert len(table_rows(out)) == 1
 
 
+@pytest.mark.parametrize("transport", ["cma", "shm"])
+def test_a_put_has_a_row_for_each_size(bench, tmp_path, transport):
+    path = tmp_path / "b.json"
+    line = ["put", "-b", "0", "-e", "70001", "-i", "70001", "--transport", transport, *QUICK]
+    code, out, err = bench(*line, "--json", str(path))
+    assert (code, err) == (0, "")
+    ours = [row for row in rows_of(path) if row["rival"] is None]
+    assert [row["size"] for row in ours] == [0, 70001]
+    assert all(row["nwrong"] == 0 and row["time_us"] > 0 for row in ours)
+    assert len(table_rows(out)) == 2
+
+
+def test_one_wrong_byte_of_a_put_is_found(capsys, tmp_path):
+    path = tmp_path / "b.json"
+    line = ["-b", "100", "-e", "100", "--json", str(path), *QUICK]
+    options = flags.parse("x", "", scenarios.SPOILED_PUT.flags, line)
+    assert command.run_bench(scenarios.SPOILED_PUT, options, line) == 1
+    capsys.readouterr()
+    assert [row["nwrong"] for row in rows_of(path) if row["rival"] is None] == [1]
+
+
 def test_a_rank_that_does_not_wait_is_wrong(capsys, tmp_path):
     path = tmp_path / "b.json"
     line = ["-g", "3", "--json", str(path), *QUICK]
