@@ -67,7 +67,7 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("dead", &Communicator::dead)
       .def_property_readonly("transport", [](Communicator& comm) { return comm.fabric().name(); })
-      .def_property_readonly("direct", [](Communicator& comm) { return comm.fabric().caps().maps; })
+      .def_property_readonly("maps", [](Communicator& comm) { return comm.fabric().caps().maps; })
       .def_property_readonly("page",
                              [](Communicator& comm) {
                                const Caps& caps = comm.fabric().caps();

@@ -27,7 +27,7 @@ class FreshTensors:
         self._padded = set(layout.core.padded(comm.rank))
         self._places = memory.placed(self._rows, self._offsets)
         self._with_padding = [i for i, row in enumerate(self._rows) if row[0] in self._padded]
-        shared = comm.core.direct and self._offsets[-1] > 0
+        shared = comm.core.maps and self._offsets[-1] > 0
         self._memory = _core.FreshMemory(self._offsets[-1]) if shared else None
         self.reserve_seconds = 0.0  # of the last make()
 
