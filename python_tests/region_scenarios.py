@@ -18,6 +18,7 @@ from hybridengine import _core
 from hybridengine.comm import Communicator
 
 MIB = 1 << 20
+NOBODY = 65534
 
 
 def shared_mib() -> int:
@@ -127,6 +128,8 @@ def interrupt_reserving(comm: Communicator, size: int) -> tuple[str, str, int, t
     """Rank 1 is interrupted while it reserves its results. What it raises, how many bytes it had
     reserved by then, and what it still holds."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Blocked where launch() has started the server that forks.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     layouts = [hybridengine.LayoutRule.parse(f"hf@{rank}") for rank in (0, 1)]
     source = {"w": torch.empty(size, dtype=torch.uint8)} if comm.rank == 0 else None
     resharder = hybridengine.Resharder(source, *layouts, comm=comm)
@@ -221,3 +224,22 @@ def link_of(fd: int) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
+
+
+def as_nobody(pipe: Any, path: str, rank: int, world: int, worlds: list[int]) -> None:
+    from torch.distributed import FileStore
+
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    try:
+        comm = Communicator(FileStore(path, world), rank, world, transport="shm", timeout=60)
+        for busy in worlds:
+            pipe.send(reshard_among_some(comm, busy))
+            pipe.recv()  # an idle rank makes no call meanwhile
+        comm.close()
+    except BaseException as error:
+        pipe.send(repr(error))
+    os._exit(0)

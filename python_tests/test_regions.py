@@ -6,7 +6,6 @@ Sizes and counts come from /proc of the processes that map it, never from time.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import tempfile
 import threading
@@ -21,9 +20,6 @@ from transport_world import Ranks
 from transport_world import run_ranks as run_endpoints
 
 from hybridengine import _core
-from hybridengine.comm import Communicator
-
-NOBODY = 65534
 
 
 def test_dropped_memory_is_free_though_a_peer_maps_it():
@@ -102,25 +98,6 @@ def test_ctrl_c_ends_a_run_that_reserves_its_results():
     assert "rank 1 was lost: KeyboardInterrupt" in text
 
 
-def as_nobody(pipe: Any, path: str, rank: int, world: int, worlds: list[int]) -> None:
-    from torch.distributed import FileStore
-
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-    try:
-        comm = Communicator(FileStore(path, world), rank, world, transport="shm", timeout=60)
-        for busy in worlds:
-            pipe.send(scenarios.reshard_among_some(comm, busy))
-            pipe.recv()  # an idle rank makes no call meanwhile
-        comm.close()
-    except BaseException as error:
-        pipe.send(repr(error))
-    os._exit(0)
-
-
 @pytest.mark.slow
 def test_33_ranks_without_privileges_leave_nothing_and_wait_for_nobody():
     """Descriptors under way are counted per user, and at most 1024 are allowed then. First four of
@@ -132,7 +109,9 @@ def test_33_ranks_without_privileges_leave_nothing_and_wait_for_nobody():
         path = str(Path(folder) / "store")
         ranks = [
             context.Process(
-                target=as_nobody, args=(theirs, path, rank, world, [4, world]), daemon=True
+                target=scenarios.as_nobody,
+                args=(theirs, path, rank, world, [4, world]),
+                daemon=True,
             )
             for rank, (_, theirs) in enumerate(pairs)
         ]
