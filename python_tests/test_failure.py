@@ -114,7 +114,8 @@ def test_many_runs_leave_nothing_behind():
     for seen in run_ranks(2, scenarios.run_many_times, 100, 19):
         # A sanitizer keeps what is freed for a while, to catch later use: up to 256 MiB.
         allowed = 320 << 20 if _core.build_facts()["sanitize"] else 8 << 20
-        assert seen["rss_bytes"] < allowed and seen["others"] == [0, 0, 0]
+        # Fewer is right: what is idle is given back, at a time of its own, maybe between the two.
+        assert seen["rss_bytes"] < allowed and max(seen["others"]) <= 0, seen
 
 
 def run_script(code: str) -> subprocess.CompletedProcess[str]:
