@@ -6,14 +6,16 @@ import json
 
 import pytest
 import torch
-from rlhf_training_scenarios import TEMPERATURE, facts, make, rollouts
+from rlhf_training_scenarios import TEMPERATURE, config, facts, make, rollouts, weights_of
 
 from hybridengine import UsageError
 from hybridengine.rlhf.config.roles import Critic, Lora, Sharding
 from hybridengine.rlhf.config.schema import Model
 from hybridengine.rlhf.training import lora
 from hybridengine.rlhf.training.models import build_model, strategy_of, weight_dtype
+from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
+from hybridengine.rlhf.training.ppo import PolicyUpdate
 from hybridengine.rlhf.training.sharding import decoder_layers
 from hybridengine.rlhf.training.state import export_hf
 
@@ -130,9 +132,51 @@ def test_adapters_in_place_of_weights():
     fresh.load_state_dict(merged)
     fresh_passes = Passes(fresh, Sharding(dtype="float64"), TEMPERATURE)
     torch.testing.assert_close(fresh_passes.log_probs(batch), found, rtol=1e-6, atol=1e-7)
-    with lora.adapter_dropout(module):
+    with lora.adapter_dropout(module, (0, 0, 0)):
         assert not passes.log_probs(batch).equal(found)
     assert passes.log_probs(batch).equal(found)
+
+
+def test_what_adapters_drop_follows_from_the_seed_alone():
+    module = lora.add_adapters(make(), Lora(rank=3, alpha=6.0, dropout=0.5), seed=2)
+    with torch.no_grad():
+        for name, each in module.named_parameters():
+            if ".lora_B" in name:
+                each.fill_(0.1)
+    passes, batch = Passes(module, Sharding(dtype="float64"), TEMPERATURE), rollouts()
+
+    def dropped(*seed):
+        with lora.adapter_dropout(module, seed):
+            return passes.log_probs(batch)
+
+    first = dropped(5, 1, 0)
+    torch.manual_seed(17)
+    state = torch.get_rng_state()
+    assert dropped(5, 1, 0).equal(first)
+    assert torch.get_rng_state().equal(state)  # nobody else's numbers are touched
+    others = [dropped(5, 2, 0), dropped(6, 1, 0), dropped(5, 1, 1), dropped(1, 5, 0)]
+    assert not any(other.equal(first) for other in others)
+
+
+def test_updates_with_dropout_repeat_however_the_process_has_drawn_before():
+    """As a run that is resumed in a new process; each optimizer step drops others."""
+    made = config(ppo_epochs=2)
+
+    def updated(seed, earlier_updates=0):
+        module = lora.add_adapters(make(), Lora(rank=3, alpha=6.0, dropout=0.5), seed=2)
+        passes = Passes(module, made.actor, TEMPERATURE)
+        optimizer = ShardedAdamW(module, made.actor.optimizer, made.actor.lr)
+        optimizer.updates = earlier_updates
+        made.seed = seed
+        PolicyUpdate(passes, optimizer, made).update(rollouts())
+        return weights_of(module)
+
+    first = updated(seed=3)
+    torch.manual_seed(99)
+    again = updated(seed=3)
+    assert all(again[name].equal(weight) for name, weight in first.items())
+    for other in (updated(seed=4), updated(seed=3, earlier_updates=4)):
+        assert any(not other[name].equal(weight) for name, weight in first.items())
 
 
 def test_names_without_a_layer_are_refused():

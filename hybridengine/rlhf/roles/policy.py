@@ -48,7 +48,8 @@ class ActorRole(TrainedRole):
         if self._supervised is None:
             optimizer = self.make_steady_optimizer(self.config.warmup.lr)
             passes = self.make_passes()
-            self._supervised = SupervisedUpdate(passes, optimizer, self.context.comm)
+            comm, seed = self.context.comm, self.config.seed
+            self._supervised = SupervisedUpdate(passes, optimizer, comm, seed)
         return self._supervised.update(batch)
 
     @dispatch("by_rank", returns="reference")

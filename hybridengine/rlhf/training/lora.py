@@ -6,10 +6,11 @@ plus B A alpha / rank; they are made from shards, and no whole weight is ever ga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -66,16 +67,27 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def adapter_dropout(module: nn.Module) -> Iterator[None]:
-    """Inside, the dropout before adapters is active. Everything else has none."""
+def adapter_dropout(module: nn.Module, seed: Sequence[int]) -> Iterator[None]:
+    """Inside, the dropout before adapters is active. Everything else has none.
+
+    What it drops follows from `seed` alone, e.g. (seed of the run, step, rank), so that a run that
+    is resumed drops the same. Random numbers outside stay as they are.
+    """
     dropouts = [layer.lora_dropout for _, layer in _adapted(module)]
-    for dropout in dropouts:
-        dropout.train()
-    try:
+    if not dropouts:
         yield
-    finally:
+        return
+    bits = numpy.random.SeedSequence(seed).generate_state(1, numpy.uint64)
+    devices = {each.device for each in module.parameters() if each.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(int(bits[0]))
         for dropout in dropouts:
-            dropout.eval()
+            dropout.train()
+        try:
+            yield
+        finally:
+            for dropout in dropouts:
+                dropout.eval()
 
 
 @torch.no_grad()

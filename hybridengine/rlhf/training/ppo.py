@@ -44,7 +44,7 @@ class PolicyUpdate:
         """Throws UsageError on a loss, an estimator or an aggregation that is not registered."""
         self._passes, self._algorithm, self._comm = passes, config.algorithm, comm
         self._epochs = config.actor.ppo_epochs
-        self._stepper = Stepper(passes, optimizer)
+        self._stepper = Stepper(passes, optimizer, config.seed)
         self._loss = bound_policy_loss(config.algorithm)
         self._aggregate = aggregation.get(config.algorithm.loss_aggregation)
         self._estimate_kl = kl_estimator.get(config.algorithm.kl.estimator)

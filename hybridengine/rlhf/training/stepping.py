@@ -70,8 +70,9 @@ class Stepper:
     All ranks run the same mini-batches, also those that have no rows of one.
     """
 
-    def __init__(self, passes: Passes, optimizer: ShardedAdamW) -> None:
-        self.passes, self.optimizer = passes, optimizer
+    def __init__(self, passes: Passes, optimizer: ShardedAdamW, seed: int = 0) -> None:
+        """`seed`: of the dropout before adapters, where there are any."""
+        self.passes, self.optimizer, self._seed = passes, optimizer, seed
         self.all_reduce = reduction_over(passes.comm)
 
     def run(
@@ -97,7 +98,7 @@ class Stepper:
             def part(micro: Batch, counts: Counts = counts) -> torch.Tensor:
                 return loss_of(micro, counts)
 
-            with adapter_dropout(self.passes.module):
+            with adapter_dropout(self.passes.module, self._dropout_seed()):
                 losses.add(loss=accumulate_gradients(self.passes, micros, part))
             num_losses, num_micros = num_losses + 1, num_micros + len(micros)
             if stopped := stop_before_step():
@@ -117,6 +118,11 @@ class Stepper:
             "stopped": float(stopped),
             "micro_batches": float(num_micros),
         }
+
+    def _dropout_seed(self) -> tuple[int, int, int]:
+        """Another for every optimizer step, of which a checkpoint knows how many there were."""
+        steps = self.optimizer.updates + self.optimizer.skipped
+        return self._seed, steps, 0 if self.passes.comm is None else self.passes.comm.rank
 
     def _plan(self, batch: Batch) -> list[tuple[list[Batch], Counts]]:
         """Every mini-batch that has trainable tokens on any rank."""

@@ -29,10 +29,15 @@ class SupervisedUpdate:
     """
 
     def __init__(
-        self, passes: Passes, optimizer: ShardedAdamW, comm: Communicator | None = None
+        self,
+        passes: Passes,
+        optimizer: ShardedAdamW,
+        comm: Communicator | None = None,
+        seed: int = 0,
     ) -> None:
+        """`seed`: of the dropout before adapters, where there are any."""
         self._passes, self._comm = passes, comm
-        self._stepper = Stepper(passes, optimizer)
+        self._stepper = Stepper(passes, optimizer, seed)
         self._aggregate = aggregation.get("token-mean")
 
     def update(self, batch: Batch) -> dict[str, float]:
