@@ -2,11 +2,12 @@
 
 import pytest
 
+from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.trainer.placement import (
     choose,
-    gpus_per_rank,
+    idle_gpus,
     pool_of,
     pool_specs,
 )
@@ -56,7 +57,7 @@ def test_pools(placement: str, pools: dict[str, int]) -> None:
             "cluster.cpus_per_rank=0.25",
         ]
     )
-    specs = pool_specs(config, placement, 0.0)
+    specs = pool_specs(config, placement)
     assert {name: spec.num_ranks for name, spec in specs.items()} == pools
     assert all(spec.cpus_per_rank == 0.25 for spec in specs.values())
     assert pool_of("reference", placement) == pool_of("actor", placement) == "train"
@@ -71,9 +72,34 @@ def test_auto_splits_where_there_is_room() -> None:
     assert choose(load_config(["trainer.placement=standalone"]), {}) == "standalone"
 
 
-def test_gpus_are_taken_where_every_rank_can_have_one() -> None:
-    config = load_config(["trainer.ranks=2"])
-    assert gpus_per_rank(config, {"CPU": 8.0, "GPU": 1.0}) == 0.0
-    assert gpus_per_rank(config, {"CPU": 8.0, "GPU": 2.0}) == 1.0
-    assert gpus_per_rank(load_config(["trainer.device=cpu"]), {"GPU": 8.0}) == 0.0
-    assert gpus_per_rank(load_config(["trainer.device=cuda"]), {}) == 1.0
+def test_auto_counts_gpus_as_it_counts_cpus() -> None:
+    """Eight ranks that train take all eight GPUs: there is none for a pool of its own."""
+    gpu = [*_OFFLINE, "warmup.steps=0", "trainer.device=cuda", "trainer.placement=auto"]
+    config = load_config([*gpu, "trainer.ranks=8", "trainer.aux_ranks=1"])
+    assert choose(config, {"CPU": 128.0, "GPU": 8.0}) == "colocate"
+    assert choose(config, {"CPU": 128.0, "GPU": 9.0}) == "split"
+    assert choose(config, {"CPU": 4.0, "GPU": 9.0}) == "colocate"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["examples/grpo_smollm2.yaml"], ["examples/ppo_math.yaml"]]
+)
+def test_a_machine_with_gpus_runs_what_another_one_does(arguments: list[str]) -> None:
+    """Weights are moved in host memory: no rank asks for a GPU that it could not use."""
+    config = load_config(arguments)
+    free = {"CPU": 128.0, "GPU": 8.0}
+    specs = pool_specs(config, choose(config, free))
+    assert all("GPU" not in spec.bundle() for spec in specs.values())
+    assert idle_gpus(config, free) == (
+        "trainer.device=auto is cpu, and 8 GPUs stay idle: this version moves weights in host "
+        "memory only."
+    )
+    assert idle_gpus(config, {"CPU": 128.0}) == ""
+    assert idle_gpus(load_config([*arguments, "trainer.device=cpu"]), free) == ""
+
+
+def test_gpus_are_refused_where_weights_would_have_to_lie_on_them() -> None:
+    with pytest.raises(UsageError, match=r"trainer\.device is cuda, but weights go to the engine"):
+        load_config(["trainer.device=cuda"])
+    offline = load_config([*_OFFLINE, "warmup.steps=0", "trainer.device=cuda"])
+    assert pool_specs(offline, "colocate")["train"].bundle()["GPU"] == 1.0

@@ -14,6 +14,7 @@ from hybridengine import UsageError
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.roles.reward import RewardRole
+from hybridengine.rlhf.workers import RankContext
 
 pytestmark = pytest.mark.python
 
@@ -66,3 +67,14 @@ def test_they_end_the_run_if_asked(tmp_path: Path) -> None:
         UsageError, match=r"^d\.jsonl:2 .* gave -inf, not a finite number\. Mend it"
     ):
         _scored(tmp_path, [1.0, float("-inf")], "reward.on_error=raise")
+
+
+def test_a_part_of_the_samples_that_is_scored_is_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process is handed twelve samples in four parts. Each may take `reward.timeout_s` a
+    sample, all of them more than `cluster.timeout_s`: only silence is a failure."""
+    calls: list[None] = []
+    monkeypatch.setattr(RankContext, "progress", lambda _: calls.append(None))
+    _scored(tmp_path, [0.0] * 12)
+    assert len(calls) >= 4

@@ -137,9 +137,10 @@ def test_wrong_usage_found_by_a_rank_keeps_its_words(cluster: Cluster, worker: W
 
 
 def test_a_rank_that_gets_on_may_take_longer_than_the_limit(cluster: Cluster) -> None:
-    pool = Pool.create(cluster, "train", 1)
+    """And so may another one that waits for it."""
+    pool = Pool.create(cluster, "train", 2)
     worker = pool.start_role("worker", Worker)
-    assert worker.slow_but_alive(_TIMEOUT_S * 1.5) == [0]
+    assert worker.slow_but_alive(_TIMEOUT_S * 1.7) == [0, 1]
     pool.close()
     with pytest.raises(UsageError, match="pool 'train' is closed"):
         worker.first()

@@ -201,6 +201,14 @@ def _tensor_parallel(config: Config) -> Iterator[str]:
             )
 
 
+def _device(config: Config) -> Iterator[str]:
+    if config.trainer.device == "cuda" and config.data.mode == "online":
+        yield (
+            "trainer.device is cuda, but weights go to the engine in host memory only. Use "
+            "trainer.device=cpu (or auto), or data.mode=offline."
+        )
+
+
 def _lora(config: Config) -> Iterator[str]:
     lora = config.actor.lora
     if lora.target_modules and not lora.enable:
@@ -214,7 +222,7 @@ def _lora(config: Config) -> Iterator[str]:
 
 _RULES = (
     *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers),
-    *(_betas, _tensor_parallel, _lora),
+    *(_betas, _tensor_parallel, _device, _lora),
     *ALGORITHM_RULES,
 )
 _PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas)

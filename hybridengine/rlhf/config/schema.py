@@ -175,7 +175,9 @@ class Trainer:
         ["console", "jsonl", "tensorboard"], "console, jsonl, tensorboard, wandb"
     )
     device: str = key(
-        "auto", "auto: CUDA where there is a GPU for every rank", choices=("auto", "cpu", "cuda")
+        "auto",
+        "auto: the CPU, since weights are moved in host memory; cuda: only where none are moved",
+        choices=("auto", "cpu", "cuda"),
     )
 
 

@@ -11,7 +11,7 @@ import selectors
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from hybridengine._core import UsageError
@@ -42,8 +42,11 @@ class RewardProcesses:
         for _ in range(config.workers if self._num_rewards else 0):
             self._start()
 
-    def score(self, items: Sequence[Item]) -> list[Score]:
+    def score(
+        self, items: Sequence[Item], scored: Callable[[], None] = lambda: None
+    ) -> list[Score]:
         """One score for each item, in order; 0 with an error for a sample whose reward failed.
+        `scored` is called whenever a process has answered, or was given up.
 
         Throws UsageError where a process cannot start, and with on_error=raise for the first sample
         whose reward failed; the processes are closed then.
@@ -58,6 +61,7 @@ class RewardProcesses:
             while task.open:
                 self._hand_out(task)
                 self._collect(task)
+                scored()
                 if task.failed and self._config.on_error == "raise":
                     what = task.failed[0].rstrip(".")
                     raise UsageError(f"{what}. Mend it, or set reward.on_error=zero.")

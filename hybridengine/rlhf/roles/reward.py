@@ -45,7 +45,7 @@ class RewardRole(Role):
             )
             for row in range(len(batch))
         ]
-        found = self._processes.score(items)
+        found = self._processes.score(items, self.context.progress)
         if model_scores is not None:
             found = self._judged(items, found, model_scores["model_scores"].tolist())
         task = torch.tensor([score.value for score in found], dtype=torch.float64)

@@ -16,6 +16,7 @@ from typing import Any
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
+from hybridengine.wording import counted
 
 TRAIN, ROLLOUT, AUX = "train", "rollout", "aux"
 
@@ -50,18 +51,23 @@ def pool_of(role: str, placement: str) -> str:
 
 
 def choose(config: Config, available: Mapping[str, float]) -> str:
-    """The placement of the config; auto is split where there is room for both pools."""
-    trainer = config.trainer
-    if trainer.placement != "auto":
-        return trainer.placement
-    apart = any(pool_of(role, "split") == AUX for role in roles_of(config))
-    needed = (trainer.ranks + trainer.aux_ranks) * config.cluster.cpus_per_rank
-    return "split" if apart and available.get("CPU", 0.0) >= needed else "colocate"
+    """The placement of the config; auto is split where there is room for both pools, of CPUs and
+    of GPUs."""
+    if config.trainer.placement != "auto":
+        return config.trainer.placement
+    specs = pool_specs(config, "split")
+    asked = [(spec.num_ranks, spec.bundle()) for spec in specs.values()]
+    room = all(
+        sum(ranks * bundle.get(name, 0.0) for ranks, bundle in asked) <= available.get(name, 0.0)
+        for name in ("CPU", "GPU")
+    )
+    return "split" if AUX in specs and room else "colocate"
 
 
-def pool_specs(config: Config, placement: str, gpus: float) -> dict[str, PoolSpec]:
+def pool_specs(config: Config, placement: str) -> dict[str, PoolSpec]:
     """The pools that the roles need, by name."""
     trainer = config.trainer
+    gpus = gpus_per_rank(config)
     sizes = {TRAIN: trainer.ranks, ROLLOUT: trainer.rollout_ranks, AUX: trainer.aux_ranks}
     needed = {pool_of(role, placement) for role in roles_of(config)}
     return {
@@ -76,8 +82,7 @@ def start_roles(cluster: Cluster, config: Config) -> Roles:
     the cluster has no room, and what a role throws at its start."""
     available = cluster.available()
     placement = choose(config, available)
-    specs = pool_specs(config, placement, gpus_per_rank(config, available))
-    pools = create_pools(cluster, specs)
+    pools = create_pools(cluster, pool_specs(config, placement))
     groups = {
         role: pools[pool_of(role, placement)].start_role(role, _class(role), config)
         for role in roles_of(config)
@@ -88,12 +93,21 @@ def start_roles(cluster: Cluster, config: Config) -> Roles:
     return roles
 
 
-def gpus_per_rank(config: Config, available: Mapping[str, float]) -> float:
-    """1 or 0; auto is 1 where every rank of the training pool can have one."""
-    trainer = config.trainer
-    if trainer.device == "auto":
-        return 1.0 if available.get("GPU", 0.0) >= trainer.ranks else 0.0
-    return 1.0 if trainer.device == "cuda" else 0.0
+def gpus_per_rank(config: Config) -> float:
+    """1 where ranks compute on GPUs, else 0: weights are moved in host memory, so auto is the
+    CPU."""
+    return 1.0 if config.trainer.device == "cuda" else 0.0
+
+
+def idle_gpus(config: Config, available: Mapping[str, float]) -> str:
+    """A sentence where GPUs are left alone without being told to; else nothing."""
+    gpus = available.get("GPU", 0.0)
+    if config.trainer.device != "auto" or gpus < 1:
+        return ""
+    return (
+        f"trainer.device=auto is cpu, and {counted(int(gpus), 'GPU')} stay idle: this version "
+        "moves weights in host memory only."
+    )
 
 
 def _connect(roles: Roles, config: Config) -> None:

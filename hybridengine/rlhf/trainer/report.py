@@ -122,8 +122,9 @@ def list_files(screen: Console, folder: Path) -> None:
 
 
 def say(screen: Console, text: str) -> None:
-    """Text that is broken between words where it does not fit."""
-    screen.print(wrapped(text, screen.width), soft_wrap=True)
+    """Text that is broken between words where it does not fit; nothing where there is none."""
+    if text:
+        screen.print(wrapped(text, screen.width), soft_wrap=True)
 
 
 def _kept(counts: Counts, noun: str) -> str:

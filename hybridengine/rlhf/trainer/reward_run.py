@@ -14,7 +14,7 @@ from hybridengine.rlhf.trainer.checks import checked_tokenizer
 from hybridengine.rlhf.trainer.fit import Fit, fitted
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.pairs import Pairs
-from hybridengine.rlhf.trainer.placement import TRAIN, gpus_per_rank
+from hybridengine.rlhf.trainer.placement import TRAIN, gpus_per_rank, idle_gpus
 from hybridengine.rlhf.trainer.rehearsal import rehearse_reward
 from hybridengine.rlhf.trainer.resume import check_steps_left
 from hybridengine.rlhf.trainer.run import with_steps
@@ -45,6 +45,7 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
         with busy(screen, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
+            report.say(screen, idle_gpus(config, cluster.available()))
             with busy(screen, "starting the roles"):
                 group = _start(cluster, config)
             with folder.standing(config, command):
@@ -56,10 +57,7 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
 def _start(cluster: Cluster, config: Config) -> WorkerGroup:
     from hybridengine.rlhf.roles.heads import RewardTrainRole
 
-    spec = PoolSpec(
-        config.trainer.ranks,
-        config.cluster.cpus_per_rank,
-        gpus_per_rank(config, cluster.available()),
-    )
+    trainer, cpus = config.trainer, config.cluster.cpus_per_rank
+    spec = PoolSpec(trainer.ranks, cpus, gpus_per_rank(config))
     pool = create_pools(cluster, {TRAIN: spec})[TRAIN]
     return pool.start_role("reward_model", RewardTrainRole, config)

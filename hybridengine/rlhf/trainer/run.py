@@ -23,7 +23,7 @@ from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
-from hybridengine.rlhf.trainer.placement import Roles, start_roles
+from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, start_roles
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
 from hybridengine.rlhf.trainer.resume import check_steps_left
@@ -62,6 +62,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
         with busy(console, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
+            report.say(console, idle_gpus(config, cluster.available()))
             with busy(console, "starting the roles"):
                 roles = start_roles(cluster, config)
             with folder.standing(config, command):

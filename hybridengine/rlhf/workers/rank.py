@@ -26,6 +26,7 @@ from hybridengine.rlhf.workers.reference import Resolver
 from hybridengine.rlhf.workers.role import RankContext, Role
 
 _ENGINE = Path(hybridengine.__file__).parent
+_TRAINER = _ENGINE / "rlhf"
 
 _STORE_WAIT_S = 300.0
 _PARENT_POLL_S = 0.5
@@ -202,7 +203,9 @@ def _end_with_parent(parent: int) -> None:
 
 def _moves_data(path: Path) -> bool:
     """Whether a file is torch's or the engine's, and has the calls in which ranks wait."""
-    return "torch/distributed" in path.as_posix() or path.parent == _ENGINE
+    if "torch/distributed" in path.as_posix():
+        return True
+    return _ENGINE in path.parents and _TRAINER not in path.parents
 
 
 def _host() -> str:

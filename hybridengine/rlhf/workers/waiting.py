@@ -117,23 +117,24 @@ class _Wait:
         self._cluster.fail(error)
 
     def _ask_late_ranks(self) -> None:
-        """Time is up: ranks that made no progress have failed; the others get what they are due."""
-        pool = self._call.pool
+        """Time is up: ranks that made no progress have failed, unless they wait for one that did;
+        the others get what they are due."""
+        pool, limit_s = self._call.pool, self._call.timeout_s
         late = list(self._answers.values())
-        states = _states(pool, late, min(_ANSWER_S, self._call.timeout_s))
+        states = _states(pool, late, min(_ANSWER_S, limit_s))
+        idle_s = [state.idle_s for state in states.values() if state and state.idle_s < limit_s]
         for rank, state in states.items():
             if state is None:
-                cause = f"does not answer for {self._call.timeout_s:g} s in {self._call.method}"
+                cause = f"does not answer for {limit_s:g} s in {self._call.method}"
                 self._fail(Failure(cause, DIED), pool, rank)
-            elif state.idle_s >= self._call.timeout_s:
+            elif state.idle_s >= limit_s and not (idle_s and state.in_collective):
                 cause = (
                     f"made no progress for {state.idle_s:.1f} s in {self._call.method} "
                     f"({state.place})"
                 )
                 self._fail(Failure(cause, ECHO if state.in_collective else RAISED), pool, rank)
-        longest = max((state.idle_s for state in states.values() if state), default=0.0)
         if not self._failures:
-            self._deadline = time.monotonic() + self._call.timeout_s - longest
+            self._deadline = time.monotonic() + limit_s - max(idle_s, default=0.0)
 
 
 def _states(pool: Pool, ranks: list[int], limit_s: float) -> dict[int, Running | None]:
