@@ -100,6 +100,10 @@ def test_an_unknown_key_names_its_section_and_the_nearest(override, error):
             "actor.optimizer.betas=[0.9, x]",
             "actor.optimizer.betas is [0.9, 'x'], not a list of numbers",
         ),
+        (
+            "rollout.stop_token_ids=[2, 0.5]",
+            "rollout.stop_token_ids is [2, 0.5], not a list of whole numbers",
+        ),
         ("model.config=[1]", "model.config is [1], not a mapping"),
         ("model.config=null", "model.config is null, not a mapping"),
         (f"actor.lr={'x' * 70}", f"actor.lr is '{'x' * 59}..., not a number"),
@@ -316,6 +320,12 @@ _COMBINATIONS = [
     (["actor.lora.enable=true", "actor.lora.target_modules=['']"], "an empty name", "q_proj"),
     (["rollout.top_p=0.9"], "rollout.top_p=0.9 samples among part", "rollout_correction=token"),
     (["rollout.top_k=5"], "rollout.top_k=5 samples among part", "rollout_correction=token"),
+    (["rollout.min_tokens=5"], "rollout.min_tokens=5 samples among part", "rollout.min_tokens=0"),
+    (
+        ["rollout.min_tokens=50", "algorithm.rollout_correction=token"],
+        "rollout.min_tokens is 50, more than data.max_response_length 8",
+        "Use fewer",
+    ),
     (["run.name=a/b"], "run.name is 'a/b', not the name of a folder", "run.dir"),
     (["run.name=.."], "run.name is '..', not the name of a folder", "run.dir"),
     (["run.resume=true"], "run.resume is true, but run.name is null", "Set run.name"),

@@ -12,7 +12,7 @@ from generation_models import EOS, engine, ids, make_model, prompts, row_logits
 
 from hybridengine import UsageError
 from hybridengine.mapping import MAPPINGS
-from hybridengine.rlhf.generation import SamplingParams, decoder
+from hybridengine.rlhf.generation import Generation, SamplingParams, decoder
 
 pytestmark = pytest.mark.python
 
@@ -153,6 +153,28 @@ def test_stop_tokens_and_eos() -> None:
     assert found() == cut({EOS}) != texts
     assert found(stop_token_ids=(7, 9)) == cut({EOS, 7, 9}) != cut({EOS})
     assert found(stop_token_ids=(7, 9), ignore_eos=True) == cut({7, 9})
+
+
+def test_what_ends_a_response_comes_after_min_tokens() -> None:
+    model = make_model()
+
+    def found(least: int, **facts: Any) -> list[Generation]:
+        params = SamplingParams(max_tokens=30, min_tokens=least, stop_token_ids=(7, 9), **facts)
+        return engine(model, 4).generate(prompts(6), params, range(6))
+
+    free = found(0)
+    assert min(len(each.ids) for each in free) < 6
+    for prompt, response in zip(prompts(6), found(6), strict=True):
+        assert not {EOS, 7, 9} & set(response.ids[:6])
+        logits = row_logits(model, prompt, response.ids)
+        logits[:6, [EOS, 7, 9]] = -torch.inf
+        expected = logits.log_softmax(-1)[range(len(response.ids)), response.ids]
+        assert response.log_probs == pytest.approx(expected.tolist(), abs=1e-9)
+    assert any(response.finish_reason == "stop" for response in found(6))
+    assert not any({EOS, 7, 9} & set(each.ids[:6]) for each in found(6, greedy=True))
+    assert ids(found(1)) != ids(free)
+    whole = found(30)
+    assert all((len(r.ids), r.finish_reason) == (30, "length") for r in whole)
 
 
 def test_no_prompts() -> None:

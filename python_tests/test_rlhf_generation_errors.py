@@ -84,6 +84,7 @@ def test_models_that_cannot_run_on_slots_are_refused() -> None:
         ({"stop": ("",)}, "stop is"),
         ({"stop": "text"}, "stop is 'text'"),
         ({"stop_token_ids": (-2,)}, "stop_token_ids is -2"),
+        ({"min_tokens": 5}, "min_tokens is 5, more than max_tokens 4"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

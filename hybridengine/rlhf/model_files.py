@@ -51,6 +51,15 @@ def checkpoint_dtype(model: Model) -> str | None:
     return None if name is None else str(name).removeprefix("torch.")
 
 
+def generation_facts(model: Model) -> Mapping[str, Any]:
+    """What generation_config.json of a model says; nothing where there is none."""
+    if model.path is None:
+        return {}
+    path = model_directory(model.path) / "generation_config.json"
+    facts: Mapping[str, Any] = read_json(path) if path.is_file() else {}
+    return facts
+
+
 def trained_types() -> list[str]:
     """The values of model_type with which a policy trains online: those whose weights can be moved
     to the engine that generates."""

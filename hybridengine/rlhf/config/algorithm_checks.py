@@ -105,11 +105,13 @@ def _support(config: Config) -> Iterator[str]:
         cuts.append(f"rollout.top_p={rollout.top_p:g}")
     if rollout.top_k > 0:
         cuts.append(f"rollout.top_k={rollout.top_k}")
+    if rollout.min_tokens > 0:
+        cuts.append(f"rollout.min_tokens={rollout.min_tokens}")
     if cuts and config.data.mode == "online" and config.algorithm.rollout_correction == "none":
         yield (
             f"{' and '.join(cuts)} samples among part of the tokens, the trainer's log-probs are "
             "over all: their ratio is not 1. Set algorithm.rollout_correction=token, or "
-            "rollout.top_p=1 and rollout.top_k=0."
+            "rollout.top_p=1, rollout.top_k=0 and rollout.min_tokens=0."
         )
 
 

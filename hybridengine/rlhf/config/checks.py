@@ -116,6 +116,11 @@ def _lengths(config: Config) -> Iterator[str]:
             f"{data.max_response_length} add up to {total}, more than rollout.max_model_len "
             f"{room}. Set rollout.max_model_len={total}, or shorten one of them."
         )
+    if config.rollout.min_tokens > data.max_response_length:
+        yield (
+            f"rollout.min_tokens is {config.rollout.min_tokens}, more than "
+            f"data.max_response_length {data.max_response_length}. Use fewer."
+        )
     if config.algorithm.overlong_buffer > data.max_response_length:
         yield (
             f"algorithm.overlong_buffer is {config.algorithm.overlong_buffer}, more than "

@@ -26,6 +26,7 @@ _WORDS: dict[Any, str] = {
     str: "text",
     list[str]: "a list of texts",
     list[float]: "a list of numbers",
+    list[int]: "a list of whole numbers",
     dict[str, Any]: "a mapping",
 }
 

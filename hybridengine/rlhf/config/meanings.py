@@ -87,6 +87,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "rollout.gpu_memory_utilization": ("vllm_gpu_memory_utilization", "mem_fraction_static"),
     "rollout.engine": ("use_vllm", "rollout.name", "vllm_mode"),
     "rollout.stop": ("stop_strings", "stop_sequences", "stop_token"),
+    "rollout.stop_token_ids": ("stop_ids", "eos_token_id", "eos_token_ids"),
+    "rollout.min_tokens": ("min_new_tokens", "min_length", "generate_min_len"),
     "reward.functions": ("reward_funcs", "reward_manager", "reward_functions"),
     "reward.function": (
         *("custom_reward_function.path", "custom_reward_function.name", "remote_rm_url"),

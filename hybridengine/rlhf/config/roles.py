@@ -97,7 +97,13 @@ class Rollout:
     top_p: float = key(1.0, "sample among the likeliest tokens that add up to it", above=0, most=1)
     top_k: int = key(0, "sample among this many likeliest tokens; 0: all", least=0)
     stop: list[str] = key([], "texts that end a response; they stay in it")
-    ignore_eos: bool = key(False, "do not end a response at the end-of-sequence token")
+    stop_token_ids: list[int] = key(
+        [], "tokens that end a response, besides those of the tokenizer and the checkpoint", least=0
+    )
+    min_tokens: int = key(0, "tokens that a response has before one that ends it", least=0)
+    ignore_eos: bool = key(
+        False, "do not end a response at the end tokens of the tokenizer and the checkpoint"
+    )
     max_model_len: int = key(
         4096, "tokens of prompt and response that the engine has room for", least=2
     )

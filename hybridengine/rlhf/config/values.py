@@ -7,7 +7,7 @@ besides a whole number to a number, and one text to a list of it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml  # type: ignore[import-untyped]
 
@@ -26,6 +26,7 @@ _MAX_SHOWN = 60
 _EXAMPLES = {
     str(list[str]): "[a, b]",
     str(list[float]): "[0.9, 0.99]",
+    str(list[int]): "[2, 3]",
     str(dict[str, Any]): "{key: value}",
 }
 
@@ -96,12 +97,12 @@ def _by_kind(kind: Any, node: yaml.Node) -> Any:
         if not isinstance(node, yaml.ScalarNode) or is_null(node) or node.value == _MISSING:
             raise ValueError
         return node.value
-    if kind in (list[str], list[float]):
+    if get_origin(kind) is list:
         if kind == list[str] and _is_one_text(node):
             return [node.value]
         if not isinstance(node, yaml.SequenceNode):
             raise ValueError
-        return [_by_kind(str if kind == list[str] else float, item) for item in node.value]
+        return [_by_kind(get_args(kind)[0], item) for item in node.value]
     value = plain(node)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

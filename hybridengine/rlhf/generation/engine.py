@@ -105,7 +105,8 @@ class Engine:
             if not 0 <= token < len(table):
                 raise UsageError(
                     f"token {token} is to end responses, but the model's vocabulary has "
-                    f"{len(table)}. Use the tokenizer that belongs to the model."
+                    f"{len(table)}. Use the tokenizer and the generation_config.json that belong "
+                    "to the model, and mend stop_token_ids."
                 )
             table[token] = True
         return table
@@ -141,6 +142,8 @@ class _Run:
     def _step(self) -> None:
         live, requests = self._live, self._requests
         logits = self._decoder.step(*requests.inputs(live))
+        if self._params.min_tokens:
+            logits = self._without_ends(logits)
         drawn = torch.from_numpy(self._streams.draw(live, requests.counts[live]))
         chosen, scored = choose(logits, self._params, drawn.to(logits.device))
         tokens = chosen.cpu().numpy()
@@ -148,8 +151,15 @@ class _Run:
         requests.stop(live[self._stop_table[tokens]])
         if self._texts is not None:
             pairs = zip(live.tolist(), tokens.tolist(), strict=True)
-            ended = [which for which, token in pairs if self._texts.completes(which, token)]
-            requests.stop(np.array(ended, np.int64))
+            found = [which for which, token in pairs if self._texts.completes(which, token)]
+            ended = np.array(found, np.int64)
+            requests.stop(ended[requests.counts[ended] > self._params.min_tokens])
+
+    def _without_ends(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` [B, V] with -inf at the tokens that end a response, where it is too short."""
+        short = self._requests.counts[self._live] < self._params.min_tokens
+        banned = torch.from_numpy(short[:, None] & self._stop_table)
+        return logits.masked_fill(banned.to(logits.device), -torch.inf)
 
     def _replace(self, holes: Ints) -> None:
         """Gives the slots `holes` to prompts that wait; sequences from the end fill the others."""

@@ -22,7 +22,8 @@ class SamplingParams:
     distribution that this gives, the `top_k` likeliest tokens stay (0: all), and of those the
     fewest likeliest ones whose probabilities add up to `top_p`. A response ends with an
     end-of-sequence token (unless `ignore_eos`), with one of `stop_token_ids`, or with the token
-    that completes one of the texts `stop`; what ends it stays in it.
+    that completes one of the texts `stop`; what ends it stays in it. What ends it comes after
+    `min_tokens` others: before, such tokens are not sampled, and texts are no end.
 
     `greedy` takes the likeliest token and ignores temperature, top_k and top_p. `seed` and the id
     of a sample alone decide what is drawn for it.
@@ -36,12 +37,19 @@ class SamplingParams:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
     greedy: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         _check_whole("max_tokens", self.max_tokens, 1)
+        _check_whole("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise UsageError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}. Use at "
+                "most that."
+            )
         _check_whole("top_k", self.top_k, 0)
         _check_whole("seed", self.seed, 0)
         if not 0 < self.temperature < math.inf:
@@ -61,9 +69,9 @@ class SamplingParams:
 class Generation:
     """A response: its tokens, the log-prob of each given those before it, and why it ended.
 
-    Log-probs are of softmax(logits / temperature), cut to what top_k and top_p left; of greedy
-    responses of softmax(logits). `finish_reason` is "stop" where a token or a text ended the
-    response, "length" where max_tokens or the engine's max_model_len did.
+    Log-probs are of softmax(logits / temperature), cut to what min_tokens, top_k and top_p left; of
+    greedy responses of softmax(logits), cut by min_tokens alone. `finish_reason` is "stop" where a
+    token or a text ended the response, "length" where max_tokens or the engine's max_model_len did.
     """
 
     ids: list[int]

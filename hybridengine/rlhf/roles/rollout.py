@@ -12,7 +12,7 @@ from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
 from hybridengine.rlhf.roles.progress import follow
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.roles.tokenizer import end_token_ids, open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
 from hybridengine.rlhf.training.memory import bytes_below, memory_share
@@ -33,7 +33,7 @@ class RolloutRole(Role):
         follow(model, context)
         self._engine = Engine(
             model.to(context.device),
-            eos_token_ids=[self.tokenizer.eos_token_id],
+            eos_token_ids=end_token_ids(config, self.tokenizer),
             pad_token_id=self.tokenizer.pad_token_id,
             tokenizer=self.tokenizer,
             max_model_len=rollout.max_model_len,
@@ -149,6 +149,8 @@ class RolloutRole(Role):
             "top_p": rollout.top_p,
             "top_k": rollout.top_k,
             "stop": tuple(rollout.stop),
+            "stop_token_ids": tuple(rollout.stop_token_ids),
+            "min_tokens": rollout.min_tokens,
             "ignore_eos": rollout.ignore_eos,
             "seed": self.config.seed,
         }

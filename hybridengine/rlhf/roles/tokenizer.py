@@ -1,4 +1,4 @@
-"""tokenizer: the tokenizer of a config, the same wherever it is opened."""
+"""tokenizer: the tokenizer of a config, the same wherever it is opened, and what ends a text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import character_tokenizer, load_tokenizer
-from hybridengine.rlhf.model_files import model_directory
+from hybridengine.rlhf.model_files import generation_facts, model_directory
 
 
 def open_tokenizer(config: Config) -> Any:
@@ -17,3 +17,12 @@ def open_tokenizer(config: Config) -> Any:
     if source is None:
         return character_tokenizer(int(model.config.get("vocab_size", 128)))
     return load_tokenizer(model_directory(source), model.chat_template)
+
+
+def end_token_ids(config: Config, tokenizer: Any) -> list[int]:
+    """Every token that ends a response: the tokenizer's eos_token, and the eos_token_id of the
+    checkpoint's generation_config.json, one or a list. Chat checkpoints end a turn with another
+    token than a text."""
+    listed = generation_facts(config.model).get("eos_token_id")
+    others = [] if listed is None else listed if isinstance(listed, list) else [listed]
+    return sorted({tokenizer.eos_token_id, *others})
