@@ -13,6 +13,7 @@ from generation_models import EOS, engine, ids, make_model, prompts, row_logits
 from hybridengine import UsageError
 from hybridengine.mapping import MAPPINGS
 from hybridengine.rlhf.generation import Generation, SamplingParams, decoder
+from hybridengine.rlhf.trainer.partition import spread_groups
 
 pytestmark = pytest.mark.python
 
@@ -117,6 +118,26 @@ def test_equal_prompts_share_their_first_pass_and_differ_after() -> None:
     ]
     assert ids(found) == ids(alone)
     assert len(set(map(tuple, ids(found)))) == 7
+
+
+@pytest.mark.parametrize("slots", [1, 3, 5, 64])
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Gemma3ForCausalLM"])
+def test_a_prompt_is_prefilled_once_for_all_its_samples(architecture: str, slots: int) -> None:
+    """Eight samples of six prompts on two ranks, with fewer slots than samples of a prompt too."""
+    model = make_model(architecture, sliding_window=4)
+    given = [prompt for prompt in prompts(6, longest=9) for _ in range(8)]
+    groups = [row // 8 for row in range(len(given))]
+    params = SamplingParams(max_tokens=20, seed=2)
+    whole = ids(engine(model, 64).generate(given, params, range(48)))
+    found, prefilled = {}, 0
+    for rows in spread_groups(groups, [len(prompt) for prompt in given], 2):
+        rank = engine(model, slots)
+        part = rank.generate([given[row] for row in rows], params, rows)
+        found |= dict(zip(rows, ids(part), strict=True))
+        prefilled += rank._decoder.prefill_tokens
+    assert [found[row] for row in range(48)] == whole
+    # All of a prompt but its last token, which is decoded like those that follow.
+    assert prefilled == sum(len(prompt) - 1 for prompt in given[::8])
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridengine.rlhf.trainer.partition import partition, spread
+from hybridengine.rlhf.trainer.partition import partition, spread, spread_groups
 
 pytestmark = pytest.mark.python
 
@@ -55,3 +55,31 @@ def test_rows_are_spread_evenly(lengths: list[int], ranks: int) -> None:
     counts, totals = [len(p) for p in parts], [sum(lengths[row] for row in p) for p in parts]
     assert max(counts) - min(counts) <= 1
     assert max(totals) - min(totals) <= max(lengths, default=0)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), max_size=12),
+    lengths=st.integers(1, 50),
+    ranks=st.integers(1, 5),
+)
+def test_groups_stay_together_where_there_is_one_for_every_rank(
+    sizes: list[int], lengths: int, ranks: int
+) -> None:
+    groups = [7 * group for group, size in enumerate(sizes) for _ in range(size)]
+    parts = spread_groups(groups, [lengths] * len(groups), ranks)
+    assert sorted(row for part in parts for row in part) == list(range(len(groups)))
+    assert all(part == sorted(part) for part in parts)
+    homes = [{groups[row] for row in part} for part in parts]
+    if len(sizes) >= ranks:
+        assert sum(map(len, homes)) == len(sizes)  # no group is on two ranks
+        assert max(map(len, homes)) - min(map(len, homes)) <= 1
+
+
+def test_few_large_groups_are_divided_so_that_every_rank_has_rows() -> None:
+    for groups, ranks in ((1, 2), (3, 4), (4, 8)):
+        parts = spread_groups(
+            [g for g in range(groups) for _ in range(64)], [9] * 64 * groups, ranks
+        )
+        assert min(map(len, parts)) > 0
+    assert spread_groups([0, 0, 1], [1, 1, 1], 5) == [[0], [1], [2], [], []]
+    assert spread_groups([], [], 2) == [[], []]

@@ -44,8 +44,8 @@ class SlotCache(Cache):
         self._batch, self._length = batch, length
 
     def move(self, src: torch.Tensor, dst: torch.Tensor, length: int) -> None:
-        """Copies the first `length` positions of slots `src` over those of `dst` (int64, none in
-        both)."""
+        """Copies the first `length` positions of slots `src` over those of `dst` (int64; one may be
+        in both: what it held before is copied)."""
         for tensor in (*self._keys, *self._values):
             if tensor is not None:
                 tensor[dst, :length] = tensor[src, :length]

@@ -39,7 +39,9 @@ class Decoder:
         self._kinds = attention.layer_kinds(self._config)
         self._own_attention = _uses_own_attention(model)
         self._cache: SlotCache | None = None
+        self._held: dict[tuple[int, ...], int] = {}  # a slot that holds the keys of this text
         self._position_bytes: int | None = None
+        self.prefill_tokens = 0  # of prompts that ran, padding left out
 
     @property
     def vocab(self) -> int:
@@ -47,7 +49,7 @@ class Decoder:
 
     def slots(self, wanted: int, capacity: int, cache_bytes: int | None) -> int:
         """Makes room for at most `wanted` sequences of `capacity` positions, for fewer where they
-        would take more than `cache_bytes`. Returns for how many."""
+        would take more than `cache_bytes`. Returns for how many. What slots hold is forgotten."""
         slots = wanted if cache_bytes is None else min(wanted, cache_bytes // self._bytes(capacity))
         if slots < 1:
             raise UsageError(
@@ -55,6 +57,7 @@ class Decoder:
                 f"but cache_bytes is {cache_bytes}. Raise it (rollout.gpu_memory_utilization), or "
                 "lower rollout.max_model_len."
             )
+        self.forget_prompts()
         cache = self._cache
         if cache is None or cache.slots < slots or cache.capacity < capacity:
             from hybridengine.rlhf.generation.cache import SlotCache
@@ -64,7 +67,12 @@ class Decoder:
         return slots
 
     def free(self) -> None:
+        self.forget_prompts()
         self._cache = None
+
+    def forget_prompts(self) -> None:
+        """No prompt is taken from a slot any more: for weights that are not those it ran with."""
+        self._held = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -83,13 +91,21 @@ class Decoder:
 
     def enter(self, rows: Ints, prompts: Sequence[Sequence[int]]) -> None:
         """Fills slot rows[i] with all of prompts[i] but its last token, which is decoded like those
-        that follow. Equal prompts run once."""
+        that follow. Equal prompts run once, and one that a slot still holds is copied from there,
+        also from a slot that is filled anew: samples of a prompt that enter one after the other run
+        it once, however few slots there are."""
         slots: dict[tuple[int, ...], list[int]] = {}
         for row, prompt in zip(rows.tolist(), prompts, strict=True):
             if len(prompt) > 1:
                 slots.setdefault(tuple(prompt[:-1]), []).append(row)
-        for texts in _parts(sorted(slots, key=len)):
+        held = {text: self._held[text] for text in slots if text in self._held}
+        self._copy(held, slots)
+        new = [text for text in sorted(slots, key=len) if text not in held]
+        for texts in _parts(new):
             self._enter(texts, [slots[text] for text in texts])
+        self.prefill_tokens += sum(map(len, new))
+        self._leave(rows)
+        self._held |= {text: some[0] for text, some in slots.items()}
 
     def step(self, tokens: Ints, positions: Ints) -> torch.Tensor:
         """Logits [B, V] after one token for each of the first B slots."""
@@ -111,6 +127,21 @@ class Decoder:
     def move(self, src: Ints, dst: Ints, length: int) -> None:
         """Puts the sequences of slots `src` into `dst`; they have `length` positions at most."""
         self._slot_cache.move(self._tensor(src), self._tensor(dst), length)
+        self._leave(dst)
+
+    def _copy(
+        self, held: dict[tuple[int, ...], int], slots: dict[tuple[int, ...], list[int]]
+    ) -> None:
+        """Fills the slots of every text that is held already."""
+        pairs = [(src, dst) for text, src in held.items() for dst in slots[text] if dst != src]
+        if pairs:
+            src, dst = (self._tensor(np.array(each, np.int64)) for each in zip(*pairs, strict=True))
+            self._slot_cache.move(src, dst, max(map(len, held)))
+
+    def _leave(self, rows: Ints) -> None:
+        """Slots `rows` do not hold any more what they held."""
+        gone = set(rows.tolist())
+        self._held = {text: slot for text, slot in self._held.items() if slot not in gone}
 
     def _enter(self, texts: list[tuple[int, ...]], slots: list[list[int]]) -> None:
         width = max(map(len, texts))

@@ -38,9 +38,7 @@ def partition(
 
     `groups` and `lengths` (tokens) are by row.
     """
-    members: dict[int, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
+    members = _members(groups)
     names = sorted(members)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(names)).tolist()
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -69,3 +67,24 @@ def spread(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     period = 2 * num_ranks
     turns = [order[turn::period] for turn in range(period)]
     return [sorted(turns[rank] + turns[period - 1 - rank]) for rank in range(num_ranks)]
+
+
+def spread_groups(groups: Sequence[int], lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Like `spread`, but the rows of a group stay together: what generates runs their prompt once.
+
+    Where there are fewer groups than ranks, each is divided into as many parts as give every rank
+    some: a prompt that runs once more costs less than a rank that does nothing.
+    """
+    members = list(_members(groups).values())
+    each = max(1, -(-num_ranks // max(1, len(members))))
+    parts = [rows[part::each] for rows in members for part in range(min(each, len(rows)))]
+    shares = spread([sum(lengths[row] for row in part) for part in parts], num_ranks)
+    return [sorted(row for part in share for row in parts[part]) for share in shares]
+
+
+def _members(groups: Sequence[int]) -> dict[int, list[int]]:
+    """By group, its rows."""
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    return members

@@ -21,7 +21,7 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.learn import Learner
-from hybridengine.rlhf.trainer.partition import spread
+from hybridengine.rlhf.trainer.partition import spread, spread_groups
 from hybridengine.rlhf.trainer.placement import Roles
 from hybridengine.rlhf.trainer.reward_failures import RewardFailures
 from hybridengine.rlhf.trainer.rows import Rows
@@ -69,7 +69,7 @@ class Steps:
         model = self.roles.reward_model
         if model is not None:
             tp = self.config.reward_model.tp_size
-            shares, handed = _shared_parts(lengths, model.pool.num_ranks, tp)
+            shares, handed = _shared_parts(spread(lengths, model.pool.num_ranks // tp), tp)
             found = model.score([rows.picks(share) for share in shares])
             clock.busy("reward", _seconds(found))
             columns = Rows.of(found, handed)
@@ -125,7 +125,9 @@ class Steps:
         """By rank of the rollout, the numbers of its rows, and the rows."""
         rollout, tp = self.roles.rollout, self.config.rollout.tp_size
         assert rollout is not None
-        parts, handed = _shared_parts(prompts.lengths.tolist(), rollout.pool.num_ranks, tp)
+        engines = rollout.pool.num_ranks // tp
+        groups, lengths = prompts["group"].tolist(), prompts.lengths.tolist()
+        parts, handed = _shared_parts(spread_groups(groups, lengths, engines), tp)
         pieces = rollout.generate([prompts.select(part) for part in parts], options, texts)
         clock.busy("rollout", _seconds(pieces))
         return handed, pieces
@@ -141,13 +143,10 @@ def _refuse_nothing_but_errors(errors: Sequence[str], rows: int) -> None:
         )
 
 
-def _shared_parts(
-    lengths: list[int], ranks: int, tp: int
-) -> tuple[list[list[int]], list[list[int]]]:
+def _shared_parts(parts: list[list[int]], tp: int) -> tuple[list[list[int]], list[list[int]]]:
     """By rank, the rows that it computes and those that it hands on: ranks that share a model
-    compute the same, and the first of them hands on."""
-    parts = spread(lengths, ranks // tp)
-    computed = [parts[rank // tp] for rank in range(ranks)]
+    compute the same part, and the first of them hands on."""
+    computed = [part for part in parts for _ in range(tp)]
     return computed, [rows if rank % tp == 0 else [] for rank, rows in enumerate(computed)]
 
 
