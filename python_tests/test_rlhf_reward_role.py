@@ -56,6 +56,7 @@ def test_scores_of_the_model_that_are_no_numbers(tmp_path: Path) -> None:
     given = [float("nan"), 2.0, float("inf")]
     rows, summary = _scored(tmp_path, given)
     assert rows["task_scores"].tolist() == [0.0, 2.0, 0.0]
+    assert summary["parts"] == {"length": [None, 1.0, None]}  # which no mean takes for 0
     assert summary["errors"] == [
         "d.jsonl:1 (data_source 'd'): the reward model gave nan, not a finite number.",
         "d.jsonl:3 (data_source 'd'): the reward model gave inf, not a finite number.",

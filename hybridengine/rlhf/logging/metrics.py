@@ -36,11 +36,15 @@ _REWARD = (
     Metric("reward/mean", "score", "mean of the task's scores over all responses"),
     Metric("reward/shaped", "score", "the same with the penalty for overlong responses"),
     Metric("reward/errors", "count", "samples that a [reward](rewards.md) failed on"),
-    Metric("reward/<reward>", "score", "mean of one reward before its weight"),
+    Metric(
+        "reward/<reward>",
+        "score",
+        "mean of one reward before its weight, over the samples that it did not fail on",
+    ),
     Metric(
         "reward/<reward>/<part>",
         "as returned",
-        "mean of another number that a reward returns beside its score",
+        "mean of another number that a reward returns, over the samples that it is returned for",
         "where the reward returns a dict",
     ),
     Metric("eval/reward", "score", "mean score of the likeliest responses to the held-out prompts"),

@@ -59,7 +59,7 @@ class RewardRole(Role):
             "seconds": time.perf_counter() - began,
             "scores": scored["scores"].tolist(),
             "task_scores": task.tolist(),
-            "parts": {name: [score.parts.get(name, 0.0) for score in found] for name in names},
+            "parts": {name: [score.parts.get(name) for score in found] for name in names},
             "errors": [score.error for score in found if score.error is not None],
         }
         return scored, summary

@@ -20,7 +20,7 @@ class Scored:
     groups: list[int]
     scores: list[float]
     task_scores: list[float]
-    parts: dict[str, list[float]]
+    parts: dict[str, list[float | None]]  # by reward; None where a row has no such number
     errors: int
 
     def select(self, indices: Sequence[int]) -> Scored:
@@ -52,18 +52,31 @@ class Scored:
             join("groups"),
             join("scores"),
             join("task_scores"),
-            {name: [v for part in parts for v in part.parts[name]] for name in parts[0].parts},
+            {name: _column(parts, name) for name in _names(parts)},
             sum(part.errors for part in parts),
         )
 
     def metrics(self) -> dict[str, float]:
         count = max(len(self.scores), 1)
+        found = {name: [v for v in column if v is not None] for name, column in self.parts.items()}
         return {
             "reward/mean": sum(self.task_scores) / count,
             "reward/shaped": sum(self.scores) / count,
             "reward/errors": float(self.errors),
-            **{f"reward/{name}": sum(column) / count for name, column in self.parts.items()},
+            **{f"reward/{name}": sum(some) / len(some) for name, some in found.items() if some},
             "rollout/tokens": float(sum(self.responses)),
             "rollout/length": sum(self.responses) / count,
             "rollout/truncated": sum(self.truncated) / count,
         }
+
+
+def _names(parts: Sequence[Scored]) -> list[str]:
+    """Of all reward parts, in the order in which they are first met."""
+    return list(dict.fromkeys(name for part in parts for name in part.parts))
+
+
+def _column(parts: Sequence[Scored], name: str) -> list[float | None]:
+    """A reward part by row: what a draw lacks, its rows do not have."""
+    nothing = [[None] * len(part.scores) for part in parts]
+    columns = [part.parts.get(name, none) for part, none in zip(parts, nothing, strict=True)]
+    return [value for column in columns for value in column]

@@ -79,7 +79,7 @@ class Steps:
         errors = [error for piece in pieces for error in piece.summary["errors"]]
         _refuse_nothing_but_errors(errors, len(lengths))
         self._failures.tell(errors, len(lengths))
-        names = pieces[0].summary["parts"] or max((p.summary["parts"] for p in pieces), key=len)
+        names = dict.fromkeys(name for piece in pieces for name in piece.summary["parts"])
         return {
             "rows": Rows.of(pieces, parts),
             "scores": _by_row(pieces, parts, "scores"),
@@ -164,10 +164,13 @@ def _by_row(pieces: Sequence[Reference], parts: list[list[int]], name: str) -> l
     return _ordered([piece.summary[name] for piece in pieces], parts)
 
 
-def _part_by_row(pieces: Sequence[Reference], parts: list[list[int]], name: str) -> list[float]:
+def _part_by_row(
+    pieces: Sequence[Reference], parts: list[list[int]], name: str
+) -> list[float | None]:
+    """None for the rows of a rank on which no sample had such a number."""
     return _ordered(
         [
-            piece.summary["parts"].get(name, [0.0] * len(part))
+            piece.summary["parts"].get(name, [None] * len(part))
             for piece, part in zip(pieces, parts, strict=True)
         ],
         parts,
