@@ -86,6 +86,7 @@ class _Run:
             self._steps.sync(Clock())
 
     def rewards(self) -> list[float]:
+        self.source.begin(self._steps)
         self.loop.run(Sinks([]))
         self.roles.reward.close()
         return [metrics["reward/mean"] for metrics in self.loop.history]

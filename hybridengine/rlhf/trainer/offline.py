@@ -1,7 +1,8 @@
 """offline: rollouts from files instead of generation.
 
-Responses are scored and their old log-probs computed once, before the first step, with the weights
-that training starts from; steps then draw prompts with all their responses.
+Responses are scored and their old log-probs computed once, with the weights that training starts
+from: at the start of a run, and again at a resume before its checkpoint is loaded, so that the
+ratio of every step is to the same policy. Steps draw prompts with all their responses.
 """
 
 from __future__ import annotations
@@ -54,10 +55,13 @@ class Offline:
     def steps_per_epoch(self) -> int:
         return -(-len(self._members) // self._size)
 
+    def begin(self, steps: Steps) -> None:
+        """Scores all rows and takes their old log-probs from the weights as they are now."""
+        self._all = self._scored(steps)
+
     def rollouts(self, steps: Steps, clock: Clock) -> tuple[Scored, dict[str, float]]:
-        """The responses to the next prompts, and their metrics."""
-        if self._all is None:
-            self._all = self._scored(steps)
+        """The responses to the next prompts, and their metrics. begin() comes first."""
+        assert self._all is not None, "begin() comes first"
         # A batch that crosses the border of an epoch may name a prompt twice: once is enough.
         chosen = dict.fromkeys(self._loader.next_batch())
         scored = self._all.select([row for group in chosen for row in self._members[group]])

@@ -45,6 +45,9 @@ class Prompts:
     def steps_per_epoch(self) -> int:
         return -(-len(self.train) // self._size)
 
+    def begin(self, steps: Steps) -> None:
+        """Nothing: every step generates with the weights that it finds."""
+
     def draw(self) -> Batch:
         """The prompts of the next step, each n times; see `as_prompts`."""
         chosen = [self.train[index] for index in self._loader.next_batch()]

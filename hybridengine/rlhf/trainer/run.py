@@ -128,6 +128,7 @@ def _prepare(
     if config.run.resume:
         if steps.roles.reference is not None:
             steps.roles.reference.freeze()
+        source.begin(steps)
         loop.restore()
     else:
         if isinstance(source, Prompts):
@@ -137,6 +138,7 @@ def _prepare(
                 console.print(f"warm-up: {steps_done}, loss {loss:.3f}")
         if steps.roles.reference is not None:
             steps.roles.reference.freeze()
+        source.begin(steps)
     if steps.roles.rollout is None or not isinstance(source, Prompts):
         return []
     steps.sync(Clock())

@@ -1,0 +1,75 @@
+"""Offline runs: what they make of given responses, and that they go on where they stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rlhf_local_roles
+from rich.console import Console
+from rlhf_small_run import SMALL
+
+from hybridengine.rlhf.config.loading import load_config
+from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.logging import Sinks
+from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.trainer.checkpoints import Checkpoints
+from hybridengine.rlhf.trainer.loop import Loop
+from hybridengine.rlhf.trainer.offline import Offline
+from hybridengine.rlhf.trainer.run import _prepare
+from hybridengine.rlhf.trainer.step import Steps
+
+pytestmark = pytest.mark.python
+
+_OFFLINE = [
+    "data.mode=offline",
+    "data.gym.name=null",
+    "warmup.steps=0",
+    "algorithm.advantage=grpo",
+    "algorithm.kl.where=none",
+    "trainer.ranks=1",
+]
+
+
+def _config(tmp_path: Path, rows: list[dict[str, Any]], *overrides: str) -> Config:
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = f"data.train_files=[{tmp_path}/data.jsonl]"
+    return load_config([*SMALL, *_OFFLINE, files, *overrides])
+
+
+def _trained(config: Config, context: Any, folder: Path) -> Loop:
+    """A run as `train` has it, on one rank of this process."""
+    source = Offline(config, open_tokenizer(config))
+    roles = rlhf_local_roles.local_roles(context, config)
+    steps = Steps(config, roles)
+    checkpoints = Checkpoints(folder, roles.saved(config), config.trainer.keep_checkpoints)
+    loop = Loop(config, steps, source, checkpoints, began=time.monotonic())
+    _prepare(config, steps, source, loop, Console(quiet=True))
+    loop.run(Sinks([]))
+    roles.reward.close()
+    context.roles.clear()
+    return loop
+
+
+def test_a_resume_keeps_the_log_probs_that_the_run_began_with(tmp_path: Path) -> None:
+    letters = "abcdefgh"
+    rows = [{"prompt": prompt, "response": x * 2} for prompt in "?!" for x in letters]
+    rows += [{"prompt": prompt, "response": x} for prompt in "?!" for x in letters]
+    size = ["data.train_batch_size=2", "actor.ppo_mini_batch_size=2", "actor.lr=0.01"]
+    whole = _config(tmp_path, rows, *size, "trainer.steps=4")
+    run = replace(whole.run, name="r", resume=True)
+    first = replace(whole, trainer=replace(whole.trainer, steps=2, save_interval=2))
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        unbroken = _trained(whole, context, tmp_path / "whole")
+        _trained(first, context, tmp_path / "parts")
+        resumed = _trained(replace(whole, run=run), context, tmp_path / "parts")
+    numbers = [
+        [{k: v for k, v in each.items() if not k.startswith("time/")} for each in loop.history]
+        for loop in (unbroken, resumed)
+    ]
+    assert numbers[0][2:] == numbers[1]
+    assert numbers[0][3]["actor/ratio_max_error"] > 0.1  # far from where the run began
