@@ -246,6 +246,41 @@ def test_dapo_keeps_groups_whose_scores_differ() -> None:
     assert group_filter.get("none")(scores, groups).all()
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("score", [0.1, 1 / 3, -1e17, 1e-300])
+def test_equal_scores_on_several_ranks_give_exactly_0(name: str, score: float) -> None:
+    """The sum of seven 0.1, divided by seven, is not 0.1; the sums travel, the scores do not."""
+    mixed = _scored([score] * 7 + [2.0, 5.0], [1] * 7 + [0] * 2, torch.float64)
+
+    def of_rank(comm: Communicator) -> list[float]:
+        rows = slice(comm.rank, None, 3)
+        sums: list[int] = []
+
+        def all_reduce(values: torch.Tensor) -> torch.Tensor:
+            sums.append(values.numel())
+            return sum_over(comm)(values)
+
+        assert mixed.groups is not None
+        part = Rollout(
+            mixed.rewards[rows], mixed.mask[rows], groups=mixed.groups[rows], num_groups=2
+        )
+        result = advantage.bind(name, all_reduce=all_reduce)(part)
+        assert set(sums) == {2} and len(sums) <= 4  # a number a group
+        return result.advantages[:, 1].tolist()
+
+    found = run_threads(3, of_rank, transport="loopback")
+    assert [found[row % 3][row // 3] for row in range(7)] == [0.0] * 7
+    expected = advantage.get(name)(_scored([2.0, 5.0], [0, 0], torch.float64)).advantages[:, 1]
+    assert [found[row % 3][row // 3] for row in (7, 8)] == pytest.approx(expected.tolist())
+
+
+def test_group_numbers_beyond_their_count_are_refused() -> None:
+    rollout = _scored([1.0, 2.0], [0, 4], torch.float64)
+    beyond = Rollout(rollout.rewards, rollout.mask, groups=rollout.groups, num_groups=4)
+    with pytest.raises(UsageError, match=r"from 0 to 4, and num_groups is 4\. Number those of all"):
+        advantage.get("grpo")(beyond)
+
+
 def test_overlong_penalty_falls_in_a_straight_line() -> None:
     lengths = torch.tensor([0, 12, 13, 16, 20, 21])
     penalty = overlong_penalty(lengths, max_length=20, buffer=8, factor=0.5)

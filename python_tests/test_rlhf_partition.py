@@ -1,4 +1,6 @@
-"""Which rank computes which rows: nothing lost, groups whole, the same mini-batches for any n."""
+"""Which rank computes which rows: nothing lost, equal work, the same mini-batches for any n."""
+
+import random
 
 import pytest
 from hypothesis import given
@@ -19,17 +21,38 @@ def test_rows_are_cut_once(rows: list[tuple[int, int]], mini: int, ranks: int, s
     groups, lengths = [g for g, _ in rows], [n for _, n in rows]
     found = partition(groups, lengths, num_ranks=ranks, mini_batch_groups=mini, seed=seed)
     assert sorted(row for part in found.ranks for row in part) == list(range(len(rows)))
-    rank_of = {row: rank for rank, part in enumerate(found.ranks) for row in part}
     for group in set(groups):
         of_group = [row for row in range(len(rows)) if groups[row] == group]
-        assert len({rank_of[row] for row in of_group}) == 1
         assert len({found.mini_batch[row] for row in of_group}) == 1
+    assert found.num_groups == len(set(groups))
+    numbers = dict(zip(groups, found.group, strict=True))
+    assert [numbers[group] for group in groups] == found.group
+    assert sorted(numbers.values()) == list(range(found.num_groups))
     assert found.num_mini_batches == -(-len(set(groups)) // mini)
     for number in range(found.num_mini_batches):
         inside = {groups[row] for row in range(len(rows)) if found.mini_batch[row] == number}
         assert 1 <= len(inside) <= mini
     alone = partition(groups, lengths, num_ranks=1, mini_batch_groups=mini, seed=seed)
-    assert alone.mini_batch == found.mini_batch
+    assert (alone.mini_batch, alone.group) == (found.mini_batch, found.group)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ranks", "n"), [(32, 64, 16), (8, 8, 16), (12, 8, 8), (4, 8, 64), (1, 3, 5)]
+)
+def test_no_rank_is_idle_in_a_mini_batch(prompts: int, ranks: int, n: int) -> None:
+    """Also where prompts are fewer than ranks: the rows of a group go to several."""
+    source = random.Random(0)
+    groups = [group for group in range(prompts * 4) for _ in range(n)]
+    lengths = [source.randint(100, 4000) for _ in groups]
+    found = partition(groups, lengths, num_ranks=ranks, mini_batch_groups=prompts, seed=0)
+    for number in range(found.num_mini_batches):
+        work = [
+            sum(lengths[row] for row in rows if found.mini_batch[row] == number)
+            for rows in found.ranks
+        ]
+        assert min(work) > 0
+        if n * prompts >= 8 * ranks:
+            assert max(work) <= 1.05 * sum(work) / ranks
 
 
 def test_ranks_get_about_the_same_work() -> None:

@@ -4,7 +4,10 @@ import math
 
 import pytest
 import torch
+from ranks import run_threads
 
+from hybridengine import Communicator
+from hybridengine.rlhf.algorithms import sum_over
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Algorithm
 from hybridengine.rlhf.roles.advantages import with_advantages
@@ -133,3 +136,32 @@ def test_sums_are_taken_over_all_ranks() -> None:
     assert torch.allclose(found, whole["advantages"], rtol=1e-12)
     for name, value in means.items():
         assert math.isclose(answered[0][1][name], value, rel_tol=1e-12, abs_tol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce++-baseline"])
+@pytest.mark.parametrize(
+    "parts", [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[3], [], [0, 1, 2]]], ids=["one", "two", "three"]
+)
+def test_groups_are_divided_over_ranks(name: str, parts: list[list[int]]) -> None:
+    """With the KL in the reward, so that no one but the ranks knows what a row is worth."""
+    algorithm = _algorithm(advantage=name)
+    batch = _batch()
+    whole, means = with_advantages(batch, algorithm, kl_coef=0.1)
+
+    def of_rank(comm: Communicator) -> tuple[Batch, dict[str, float]]:
+        return with_advantages(
+            batch.select(parts[comm.rank]),
+            algorithm,
+            kl_coef=0.1,
+            num_groups=2,
+            all_reduce=sum_over(comm),
+        )
+
+    answered = run_threads(len(parts), of_rank, transport="loopback")
+    joined = Batch.concat([columns for columns, _ in answered])
+    order = [row for part in parts for row in part]
+    found = joined.select([order.index(row) for row in range(len(batch))])
+    assert whole["advantages"].unique().numel() > 2
+    torch.testing.assert_close(found["advantages"], whole["advantages"], rtol=1e-12, atol=1e-14)
+    for _, own in answered:
+        assert own == pytest.approx(means, rel=1e-12, abs=1e-15)

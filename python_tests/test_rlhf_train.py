@@ -88,6 +88,18 @@ def test_placement_changes_no_number(
         torch.testing.assert_close(_weights(tmp_path, "run")[name], weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.soak
+def test_groups_divided_over_ranks_change_no_number(tmp_path: Path) -> None:
+    grpo = ["algorithm.advantage=grpo", "rollout.n=5", "trainer.steps=1"]
+    names = [name for name in _NUMBERS if not name.startswith("critic")]
+    expected = _run(tmp_path, "alone", "trainer.ranks=1", *grpo)[0]
+    found = _run(tmp_path, "three", "trainer.ranks=3", *grpo)[0]
+    assert expected["actor/grad_norm"] > 0
+    assert {name: found[name] for name in names} == pytest.approx(
+        {name: expected[name] for name in names}, rel=1e-6, abs=1e-9
+    )
+
+
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a classifier with random weights."""

@@ -24,12 +24,14 @@ from hybridengine.rlhf.registry import Registry
 class Rollout:
     """What was sampled and what it earned. B rows of T tokens; only some algorithms need the rest.
 
-    The rows of a group must lie in the same Rollout. Rewards behind the mask do not count.
+    The rows of a group lie in the same Rollout, or on several ranks: `num_groups` is given then,
+    and they are compared over the ranks of `all_reduce`. Rewards behind the mask do not count.
     """
 
     rewards: torch.Tensor  # floating [B, T], see shaping.token_rewards
     mask: torch.Tensor  # bool [B, T]
     groups: torch.Tensor | None = None  # integer [B], equal for rows of the same prompt
+    num_groups: int | None = None  # of all ranks, numbered from 0; None: they lie whole in here
     values: torch.Tensor | None = None  # floating [B, T], what the critic expects at each step
     truncated: torch.Tensor | None = None  # bool [B], stopped by a limit; None: all finished
     last_values: torch.Tensor | None = None  # floating [B], the critic behind the last step
@@ -96,14 +98,20 @@ def gae(
 
 @advantage("grpo")
 @torch.no_grad()
-def grpo(rollout: Rollout, *, scale: bool = True, eps: float = 1e-6) -> Advantages:
+def grpo(
+    rollout: Rollout,
+    *,
+    scale: bool = True,
+    eps: float = 1e-6,
+    all_reduce: AllReduce | None = None,
+) -> Advantages:
     """(score - mean) / (std + eps) within the group, on every step of the row. Needs `groups`.
 
     `std` divides by n - 1. `scale=False` leaves the division out. A group of one, and one whose
     scores are equal, gives exactly 0.
     """
     check_number("eps", eps, 0.0)
-    groups = _groups(rollout, "grpo")
+    groups = _groups(rollout, "grpo", all_reduce)
     advantages = groups.centred
     if scale:
         std = groups.std()
@@ -113,12 +121,12 @@ def grpo(rollout: Rollout, *, scale: bool = True, eps: float = 1e-6) -> Advantag
 
 @advantage("rloo")
 @torch.no_grad()
-def rloo(rollout: Rollout) -> Advantages:
+def rloo(rollout: Rollout, *, all_reduce: AllReduce | None = None) -> Advantages:
     """score - mean score of the *other* rows of the group, on every step. Needs `groups`.
 
     A group of one, and one whose scores are equal, gives exactly 0.
     """
-    groups = _groups(rollout, "rloo")
+    groups = _groups(rollout, "rloo", all_reduce)
     size = groups.size
     return _on_every_step(groups.centred * size / (size - 1).clamp(min=1), rollout)
 
@@ -143,8 +151,8 @@ def reinforce_plus_plus_baseline(
 
     Needs `groups`. Where the scores of a group are equal its rows have 0 before the whitening.
     """
-    centred = _groups(rollout, "reinforce++-baseline").centred[:, None].expand(rollout.mask.shape)
-    white = whiten(centred, rollout.mask, all_reduce=all_reduce)
+    centred = _groups(rollout, "reinforce++-baseline", all_reduce).centred[:, None]
+    white = whiten(centred.expand(rollout.mask.shape), rollout.mask, all_reduce=all_reduce)
     return Advantages(_as_rewards(white, rollout), None)
 
 
@@ -190,9 +198,15 @@ def _reward_to_go(rollout: Rollout, gamma: float) -> torch.Tensor:
     return _backward(rollout, nothing, nothing.sum(1), gamma, 1.0)
 
 
-def _groups(rollout: Rollout, algorithm: str) -> Groups:
+def _groups(rollout: Rollout, algorithm: str, all_reduce: AllReduce | None) -> Groups:
     scores = torch.where(rollout.mask, rollout.rewards.double(), 0).sum(1)
-    return Groups.of(scores, rollout.need("groups", algorithm), rollout.mask.any(1))
+    return Groups.of(
+        scores,
+        rollout.need("groups", algorithm),
+        rollout.mask.any(1),
+        num_groups=rollout.num_groups,
+        all_reduce=all_reduce,
+    )
 
 
 def _on_every_step(rows: torch.Tensor, rollout: Rollout) -> Advantages:

@@ -22,10 +22,16 @@ _SUMS = ("tokens", "sequences", "kl", "advantages", "returns", "weights")
 
 
 def with_advantages(
-    batch: Batch, algorithm: Algorithm, *, kl_coef: float, all_reduce: AllReduce | None = None
+    batch: Batch,
+    algorithm: Algorithm,
+    *,
+    kl_coef: float,
+    num_groups: int | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> tuple[Batch, dict[str, float]]:
     """Columns advantages, returns (with a critic) and weights (with a correction) for the rows of
-    `batch`, and means over all ranks. Groups lie whole on a rank. Collective with `all_reduce`.
+    `batch`, and means over all ranks. Rows of the `num_groups` groups lie on any ranks; None: whole
+    groups on each. Collective with `all_reduce`.
 
     `ref_kl` is the mean over trainable tokens, `sequence_kl` over rows of their sums, both of the
     estimator in the config; they are there when the batch has ref_log_probs.
@@ -45,6 +51,7 @@ def with_advantages(
             rewards,
             mask,
             groups=batch["group"],
+            num_groups=num_groups,
             values=batch.padded("values") if "values" in batch else None,
             truncated=batch["truncated"],
             last_values=batch.rows.get("last_values"),

@@ -54,8 +54,8 @@ class ActorRole(TrainedRole):
 
     @dispatch("by_rank", returns="reference")
     def prepare(self, shard: tuple[Batch, dict[str, list[Any]]]) -> tuple[Batch, dict[str, Any]]:
-        """Rows and columns for them (mini_batch, baselines): the rows with these and old_log_probs;
-        with adapters ref_log_probs too, from the weights without them."""
+        """Rows and columns for them (mini_batch, group, baselines): the rows with these and
+        old_log_probs; with adapters ref_log_probs too, from the weights without them."""
         began = time.perf_counter()
         self.wake()
         batch, columns = shard
@@ -69,14 +69,18 @@ class ActorRole(TrainedRole):
         return batch, {"seconds": time.perf_counter() - began}
 
     @dispatch("by_rank", returns="reference")
-    def advantages(self, shard: tuple[Batch, ...], kl_coef: float) -> tuple[Batch, dict[str, Any]]:
-        """The rows, whose columns may come apart, with advantages, returns and weights."""
+    def advantages(
+        self, shard: tuple[Batch, ...], kl_coef: float, num_groups: int
+    ) -> tuple[Batch, dict[str, Any]]:
+        """The rows, whose columns may come apart, with advantages, returns and weights. The rows of
+        the step are of groups 0 to `num_groups` - 1, which other ranks have rows of too."""
         began = time.perf_counter()
         batch = shard[0].merged(*shard[1:])
         columns, means = with_advantages(
             batch,
             self.config.algorithm,
             kl_coef=kl_coef,
+            num_groups=num_groups,
             all_reduce=sum_over(self.context.comm),
         )
         return batch.merged(columns), {"seconds": time.perf_counter() - began, "means": means}

@@ -48,14 +48,15 @@ class Learner:
             mini_batch_groups=self._config.actor.ppo_mini_batch_size,
             seed=self._config.seed * _SEED_STRIDE + step,
         )
-        columns: dict[str, list[Any]] = {"mini_batch": cut.mini_batch}
+        columns: dict[str, list[Any]] = {"mini_batch": cut.mini_batch, "group": cut.group}
         if baselines is not None:
             columns["baselines"] = baselines
         shares = self._critic_parts(cut.ranks, scored.lengths)
         sent = Sent()
         known = self._measured(sent, scored, cut.ranks, shares, columns)
         by_loss = algorithm.kl.where == "loss"
-        pending = roles.actor.advantages.remote(known, 0.0 if by_loss else kl.coef)
+        coef = 0.0 if by_loss else kl.coef
+        pending = roles.actor.advantages.remote(known, coef, cut.num_groups)
         pieces = sent.references("advantages", pending)
         if roles.critic is not None:
             handed = handed_over(pieces, cut.ranks, shares)

@@ -1,8 +1,9 @@
 """partition: which rank computes which rows, and in which optimizer step.
 
-Pure functions of groups and lengths. A *group* is the rows that answer one prompt: advantages
-compare them, so a group stays on one rank. A *mini-batch* is what one optimizer step takes: a set
-of groups, the same whatever the number of ranks.
+Pure functions of groups and lengths. A *group* is the rows that answer one prompt. What generates
+runs their prompt once where they are together; what trains takes rows from wherever they balance:
+advantages compare groups by their sums over all ranks. A *mini-batch* is what one optimizer step
+takes: a set of groups, the same whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from hybridengine.rlhf.balance import seqlen_balanced_partitions
 
 @dataclass(frozen=True)
 class Partition:
-    """`ranks`: the rows of each rank, ascending. `mini_batch`: the number of each row's mini-batch,
-    by row; every number from 0 to num_mini_batches - 1 has rows, though not on every rank."""
+    """`ranks`: the rows of each rank, ascending. By row, the numbers of its mini-batch and of its
+    group, both from 0 on; every mini-batch has rows, though not on every rank if they are few."""
 
     ranks: list[list[int]]
     mini_batch: list[int]
+    group: list[int]
     num_mini_batches: int
+    num_groups: int
 
 
 def partition(
@@ -34,30 +37,41 @@ def partition(
     seed: int,
 ) -> Partition:
     """Cuts rows into mini-batches of `mini_batch_groups` groups in an order drawn from `seed`, the
-    last with what is left, and each mini-batch into parts of about equal length for the ranks.
+    last with what is left, and the rows of each into parts of about equal length for the ranks.
 
     `groups` and `lengths` (tokens) are by row.
     """
     members = _members(groups)
     names = sorted(members)
+    number = {name: place for place, name in enumerate(names)}
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(names)).tolist()
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batch = [0] * len(groups)
-    count = 0
-    for start in range(0, len(order), mini_batch_groups):
-        chosen = [members[names[i]] for i in order[start : start + mini_batch_groups]]
-        for rows in chosen:
-            for row in rows:
-                mini_batch[row] = count
-        totals = [sum(lengths[row] for row in rows) for rows in chosen]
-        parts = seqlen_balanced_partitions(totals, num_ranks)
-        # The rank with the least so far takes the longest part.
-        heaviest = sorted(parts, key=lambda part: -sum(totals[i] for i in part))
-        lightest = sorted(range(num_ranks), key=lambda r: sum(lengths[row] for row in ranks[r]))
-        for rank, part in zip(lightest, heaviest, strict=True):
-            ranks[rank] += [row for i in part for row in chosen[i]]
-        count += 1
-    return Partition([sorted(rows) for rows in ranks], mini_batch, count)
+    starts = range(0, len(order), mini_batch_groups)
+    for count, start in enumerate(starts):
+        chosen = order[start : start + mini_batch_groups]
+        rows = sorted(row for place in chosen for row in members[names[place]])
+        for row in rows:
+            mini_batch[row] = count
+        _deal(rows, lengths, ranks)
+    return Partition(
+        [sorted(rows) for rows in ranks],
+        mini_batch,
+        [number[group] for group in groups],
+        len(starts),
+        len(names),
+    )
+
+
+def _deal(rows: Sequence[int], lengths: Sequence[int], ranks: list[list[int]]) -> None:
+    """Adds `rows` to those of the ranks, which have rows already: the rank with the least of them
+    takes the longest part."""
+    parts = seqlen_balanced_partitions([lengths[row] for row in rows], len(ranks))
+    totals = [sum(lengths[rows[i]] for i in part) for part in parts]
+    heaviest = sorted(range(len(parts)), key=lambda part: -totals[part])
+    lightest = sorted(ranks, key=lambda taken: sum(lengths[row] for row in taken))
+    for taken, part in zip(lightest, heaviest, strict=True):
+        taken += [rows[i] for i in parts[part]]
 
 
 def spread(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
