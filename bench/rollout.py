@@ -23,7 +23,7 @@ from hybridengine._bench import results
 from hybridengine._bench.flags import Options, parse
 from hybridengine._bench.index import INDEX
 from hybridengine._core import UsageError
-from hybridengine.rlhf.generation import Engine, SamplingParams
+from hybridengine.rlhf.generation import Engine, SamplingParams, generate
 
 _PAD = 0
 _CHECKED_ROWS = 8
@@ -145,7 +145,7 @@ def _prompts(case: Case) -> list[list[int]]:
 
 
 def _generated(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    return [each.ids for each in engine.generate(prompts, params, range(len(prompts)))]
+    return [each.ids for each in generate(engine, prompts, params, range(len(prompts)))]
 
 
 def _rival(

@@ -8,7 +8,7 @@ import torch
 from generation_models import engine, make_model, prompts
 
 from hybridengine import Communicator, Layout, Spec, UsageError
-from hybridengine.rlhf.generation import SamplingParams
+from hybridengine.rlhf.generation import SamplingParams, generate
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 PARAMS = SamplingParams(max_tokens=8, seed=4)
@@ -34,11 +34,11 @@ def logits_and_tokens(
         layout = Layout.tensor_parallel(comm.world).bind(Spec.from_config(whole.config))
         shard: Any = shard_model(whole.config, comm.rank, comm.world, comm)
         assert Spec.from_config(shard.config) == layout.spec
-        generator = engine(shard, 3, cache_bytes=1 << 20)
-        generator.load_weights(_local(whole, layout, comm.rank))
+        generator = engine(shard, 3, cache_bytes=lambda: 1 << 20)
+        generator.load_weights(_local(whole, layout, comm.rank), 1)
         with torch.no_grad():
             logits = shard(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        found = generator.generate(prompts(5), PARAMS, range(5))
+        found = generate(generator, prompts(5), PARAMS, range(5))
         results.append((logits, [generation.ids for generation in found]))
     return results
 

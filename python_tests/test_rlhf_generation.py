@@ -12,7 +12,7 @@ from generation_models import EOS, engine, ids, make_model, prompts, row_logits
 
 from hybridengine import UsageError
 from hybridengine.mapping import MAPPINGS
-from hybridengine.rlhf.generation import Generation, SamplingParams, decoder
+from hybridengine.rlhf.generation import Generation, SamplingParams, decoder, generate
 from hybridengine.rlhf.trainer.partition import spread_groups
 
 pytestmark = pytest.mark.python
@@ -46,7 +46,7 @@ def test_greedy_is_that_of_transformers(architecture: str, facts: dict[str, Any]
     model = make_model(architecture, **facts)
     given = prompts(9)
     params = SamplingParams(max_tokens=11, greedy=True)
-    found = engine(model).generate(given, params, range(9))
+    found = generate(engine(model), given, params, range(9))
     assert ids(found) == [reference(model, prompt, 11) for prompt in given]
     for generation in found:
         ended = generation.ids[-1] == EOS
@@ -61,7 +61,7 @@ def test_log_probs_are_those_of_a_forward_pass(architecture: str, facts: dict[st
     for temperature in (0.5, 1.0, 2.0):
         params = SamplingParams(max_tokens=9, temperature=temperature, seed=5)
         for prompt, found in zip(
-            given, engine(model).generate(given, params, range(7)), strict=True
+            given, generate(engine(model), given, params, range(7)), strict=True
         ):
             scaled = row_logits(model, prompt, found.ids) / temperature
             expected = scaled.log_softmax(-1)[range(len(found.ids)), found.ids]
@@ -71,7 +71,7 @@ def test_log_probs_are_those_of_a_forward_pass(architecture: str, facts: dict[st
 def test_greedy_log_probs_are_of_temperature_1() -> None:
     model = make_model()
     params = SamplingParams(max_tokens=5, greedy=True, temperature=0.3, top_k=1, ignore_eos=True)
-    (found,) = engine(model).generate([[4, 5]], params, [0])
+    (found,) = generate(engine(model), [[4, 5]], params, [0])
     expected = row_logits(model, [4, 5], found.ids).log_softmax(-1)[range(5), found.ids]
     assert found.log_probs == pytest.approx(expected.tolist(), abs=1e-6)
 
@@ -82,14 +82,15 @@ def test_a_sample_does_not_depend_on_the_others(facts: dict[str, Any]) -> None:
     given = prompts(11)
     params = SamplingParams(max_tokens=40, seed=2**40 + 1, **facts)
     one_by_one = [
-        engine(model).generate([prompt], params, [number])[0] for number, prompt in enumerate(given)
+        generate(engine(model), [prompt], params, [number])[0]
+        for number, prompt in enumerate(given)
     ]
     lengths = {len(generation.ids) for generation in one_by_one}
     assert min(lengths) < 16 < max(lengths)  # some slots are refilled, some draw for long
     for slots in (1, 3, 8, 64):
-        assert ids(engine(model, slots).generate(given, params, range(11))) == ids(one_by_one)
+        assert ids(generate(engine(model, slots), given, params, range(11))) == ids(one_by_one)
     halves = [
-        engine(model, 3).generate(given[part], params, range(11)[part])
+        generate(engine(model, 3), given[part], params, range(11)[part])
         for part in (slice(0, 11, 2), slice(1, 11, 2))
     ]
     assert ids(halves[0]) == ids(one_by_one[0::2])
@@ -101,7 +102,7 @@ def test_the_seed_and_the_sample_decide() -> None:
 
     def sample(seed: int, sample_id: int) -> list[int]:
         params = SamplingParams(max_tokens=20, seed=seed, ignore_eos=True)
-        return engine(model).generate([[3, 4]], params, [sample_id])[0].ids
+        return generate(engine(model), [[3, 4]], params, [sample_id])[0].ids
 
     assert sample(1, 2) == sample(1, 2)
     outcomes = [sample(0, 0), sample(1, 0), sample(0, 1), sample(2**32, 0), sample(0, 2**32)]
@@ -112,9 +113,10 @@ def test_equal_prompts_share_their_first_pass_and_differ_after() -> None:
     model = make_model()
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     given = [[5, 6, 7]] * 6 + [[8, 9]]
-    found = engine(model, 7).generate(given, params, range(7))
+    found = generate(engine(model, 7), given, params, range(7))
     alone = [
-        engine(model).generate([prompt], params, [number])[0] for number, prompt in enumerate(given)
+        generate(engine(model), [prompt], params, [number])[0]
+        for number, prompt in enumerate(given)
     ]
     assert ids(found) == ids(alone)
     assert len(set(map(tuple, ids(found)))) == 7
@@ -128,11 +130,11 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(architecture: str, slots
     given = [prompt for prompt in prompts(6, longest=9) for _ in range(8)]
     groups = [row // 8 for row in range(len(given))]
     params = SamplingParams(max_tokens=20, seed=2)
-    whole = ids(engine(model, 64).generate(given, params, range(48)))
+    whole = ids(generate(engine(model, 64), given, params, range(48)))
     found, prefilled = {}, 0
     for rows in spread_groups(groups, [len(prompt) for prompt in given], 2):
         rank = engine(model, slots)
-        part = rank.generate([given[row] for row in rows], params, rows)
+        part = generate(rank, [given[row] for row in rows], params, rows)
         found |= dict(zip(rows, ids(part), strict=True))
         prefilled += rank._decoder.prefill_tokens
     assert [found[row] for row in range(48)] == whole
@@ -144,7 +146,7 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(architecture: str, slots
 def test_responses_end_at_their_limits(slots: int) -> None:
     given = [[3] * length for length in (1, 4, 9, 7, 2)]
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    found = engine(make_model(), slots, max_model_len=10).generate(given, params, range(5))
+    found = generate(engine(make_model(), slots, max_model_len=10), given, params, range(5))
     assert [len(generation.ids) for generation in found] == [6, 6, 1, 3, 6]
     assert {generation.finish_reason for generation in found} == {"length"}
     assert all(len(each.log_probs) == len(each.ids) for each in found)
@@ -152,16 +154,16 @@ def test_responses_end_at_their_limits(slots: int) -> None:
 
 def test_an_end_at_the_last_token_counts_as_stop() -> None:
     model = make_model()
-    (found,) = engine(model).generate([[4]], SamplingParams(max_tokens=1, greedy=True), [0])
+    (found,) = generate(engine(model), [[4]], SamplingParams(max_tokens=1, greedy=True), [0])
     params = SamplingParams(max_tokens=1, greedy=True, stop_token_ids=(found.ids[0],))
-    (stopped,) = engine(model).generate([[4]], params, [0])
+    (stopped,) = generate(engine(model), [[4]], params, [0])
     assert (stopped.ids, stopped.finish_reason) == (found.ids, "stop")
 
 
 def test_stop_tokens_and_eos() -> None:
     model = make_model()
     free = SamplingParams(max_tokens=30, ignore_eos=True)
-    texts = ids(engine(model).generate(prompts(6), free, range(6)))
+    texts = ids(generate(engine(model), prompts(6), free, range(6)))
 
     def cut(stops: set[int]) -> list[list[int]]:
         ends = [next((i for i, t in enumerate(text) if t in stops), 29) for text in texts]
@@ -169,7 +171,7 @@ def test_stop_tokens_and_eos() -> None:
 
     def found(**facts: Any) -> list[list[int]]:
         params = SamplingParams(max_tokens=30, **facts)
-        return ids(engine(model).generate(prompts(6), params, range(6)))
+        return ids(generate(engine(model), prompts(6), params, range(6)))
 
     assert found() == cut({EOS}) != texts
     assert found(stop_token_ids=(7, 9)) == cut({EOS, 7, 9}) != cut({EOS})
@@ -181,7 +183,7 @@ def test_what_ends_a_response_comes_after_min_tokens() -> None:
 
     def found(least: int, **facts: Any) -> list[Generation]:
         params = SamplingParams(max_tokens=30, min_tokens=least, stop_token_ids=(7, 9), **facts)
-        return engine(model, 4).generate(prompts(6), params, range(6))
+        return generate(engine(model, 4), prompts(6), params, range(6))
 
     free = found(0)
     assert min(len(each.ids) for each in free) < 6
@@ -199,27 +201,27 @@ def test_what_ends_a_response_comes_after_min_tokens() -> None:
 
 
 def test_no_prompts() -> None:
-    assert engine(make_model()).generate([], SamplingParams(max_tokens=1), []) == []
+    assert generate(engine(make_model()), [], SamplingParams(max_tokens=1), []) == []
 
 
 def test_weights_may_change_between_calls() -> None:
     model = make_model()
     generator = engine(model)
     params = SamplingParams(max_tokens=6, greedy=True, ignore_eos=True)
-    before = ids(generator.generate([[4, 5]], params, [0]))
+    before = ids(generate(generator, [[4, 5]], params, [0]))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(-1)  # in place
-    written = ids(generator.generate([[4, 5]], params, [0]))
-    assert written == ids(engine(model).generate([[4, 5]], params, [0])) != before
+    written = ids(generate(generator, [[4, 5]], params, [0]))
+    assert written == ids(generate(engine(model), [[4, 5]], params, [0])) != before
     generator.free()
-    generator.load_weights({name: -p.detach() for name, p in model.named_parameters()})
-    assert ids(generator.generate([[4, 5]], params, [0])) == before
+    generator.load_weights({name: -p.detach() for name, p in model.named_parameters()}, 1)
+    assert ids(generate(generator, [[4, 5]], params, [0])) == before
 
 
 def test_the_model_is_left_as_it_was() -> None:
     model = make_model().train()
-    engine(model).generate([[4]], SamplingParams(max_tokens=2), [0])
+    generate(engine(model), [[4]], SamplingParams(max_tokens=2), [0])
     assert model.training
     assert model.config._attn_implementation == "sdpa"
     model(torch.tensor([[3, 4]])).logits.sum().backward()
@@ -230,16 +232,16 @@ def test_calls_of_any_size_may_follow_each_other() -> None:
     generator = engine(model, 6)
     for count, tokens in ((2, 5), (9, 3), (3, 40), (6, 2)):
         given, params = prompts(count, seed=tokens), SamplingParams(tokens, ignore_eos=True)
-        found = generator.generate(given, params, range(count))
-        assert ids(found) == ids(engine(model, 6).generate(given, params, range(count)))
+        found = generate(generator, given, params, range(count))
+        assert ids(found) == ids(generate(engine(model, 6), given, params, range(count)))
 
 
 def test_long_prompts_enter_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     given, params = prompts(9, longest=9), SamplingParams(max_tokens=4, greedy=True)
-    whole = ids(engine(model, 9).generate(given, params, range(9)))
+    whole = ids(generate(engine(model, 9), given, params, range(9)))
     monkeypatch.setattr(decoder, "_PROMPT_TOKENS", 7)  # less than the longest prompt
-    assert ids(engine(model, 9).generate(given, params, range(9))) == whole
+    assert ids(generate(engine(model, 9), given, params, range(9))) == whole
 
 
 def test_few_bytes_of_cache_mean_few_slots() -> None:
@@ -247,10 +249,12 @@ def test_few_bytes_of_cache_mean_few_slots() -> None:
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     given = [[3, 4], [5], [6, 7], [8, 9]]
     position = 2 * 2 * 2 * 8 * 8  # layers, keys and values, kv heads, head size, bytes of float64
-    found = engine(model, 4, cache_bytes=2 * 9 * position).generate(given, params, range(4))
-    assert ids(found) == ids(engine(model).generate(given, params, range(4)))
+    found = generate(
+        engine(model, 4, cache_bytes=lambda: 2 * 9 * position), given, params, range(4)
+    )
+    assert ids(found) == ids(generate(engine(model), given, params, range(4)))
     with pytest.raises(UsageError, match=f"of 9 tokens needs {9 * position} bytes of cache"):
-        engine(model, 4, cache_bytes=9 * position - 1).generate(given, params, range(4))
+        generate(engine(model, 4, cache_bytes=lambda: 9 * position - 1), given, params, range(4))
 
 
 def test_importing_it_imports_no_transformers() -> None:

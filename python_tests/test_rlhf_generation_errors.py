@@ -9,7 +9,7 @@ import torch
 from generation_models import VOCAB, engine, ids, make_model
 
 from hybridengine import UsageError
-from hybridengine.rlhf.generation import Engine, SamplingParams
+from hybridengine.rlhf.generation import Engine, SamplingParams, generate
 
 pytestmark = pytest.mark.python
 
@@ -19,18 +19,18 @@ def _generate(**facts: Any) -> Any:
     params = SamplingParams(
         max_tokens=given["max_tokens"], stop_token_ids=given.get("stop_token_ids", ())
     )
-    return engine(make_model(), max_model_len=6).generate(
-        given["prompts"], params, given["sample_ids"]
+    return generate(
+        engine(make_model(), max_model_len=6), given["prompts"], params, given["sample_ids"]
     )
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"prompts": [[3], []]}, r"prompt 1 \(sample 9\) is empty"),
-        ({"prompts": [[3] * 6, [3]]}, r"prompt 0 \(sample 8\) has 6 tokens.*max_model_len 6"),
-        ({"prompts": [[3], [VOCAB]]}, r"prompt 1 \(sample 9\) has token 24.*vocabulary has 24"),
-        ({"prompts": [[-1], [3]]}, r"prompt 0 \(sample 8\) has token -1"),
+        ({"prompts": [[3], []]}, "prompt of sample 9 is empty"),
+        ({"prompts": [[3] * 6, [3]]}, r"prompt of sample 8 has 6 tokens.*max_model_len 6"),
+        ({"prompts": [[3], [VOCAB]]}, r"prompt of sample 9 has token 24.*vocabulary has 24"),
+        ({"prompts": [[-1], [3]]}, r"prompt of sample 8 has token -1"),
         ({"sample_ids": [1]}, "1 sample ids for 2 prompts"),
         ({"sample_ids": [1, 1]}, "sample id 1 is given twice"),
         ({"stop_token_ids": (VOCAB,)}, "token 24 is to end responses"),
@@ -51,14 +51,14 @@ def test_nan_logits_name_the_sample_and_spread_no_further(value: float, greedy: 
     params = SamplingParams(max_tokens=3, greedy=greedy)
     with torch.no_grad():
         table[9] = value
-    with pytest.raises(UsageError, match=r"prompt 1 \(sample 6\) has logits.*token 0"):
-        generator.generate([[3, 4, 5, 6], [5, 9], [6]], params, [5, 6, 7])
+    with pytest.raises(UsageError, match=r"sample 6 has logits.*token 0"):
+        generate(generator, [[3, 4, 5, 6], [5, 9], [6]], params, [5, 6, 7])
     with torch.no_grad():
         table[9] = kept
     # Their slots are read up to the longest row, beyond what the short ones have written.
     after = [[3, 4, 5], [5], [6]]
-    found = generator.generate(after, params, [5, 6, 7])
-    assert ids(found) == ids(engine(model).generate(after, params, [5, 6, 7]))
+    found = generate(generator, after, params, [5, 6, 7])
+    assert ids(found) == ids(generate(engine(model), after, params, [5, 6, 7]))
 
 
 def test_models_that_cannot_run_on_slots_are_refused() -> None:

@@ -43,7 +43,9 @@ def test_frequencies_are_those_of_the_distribution(facts: dict[str, float]) -> N
                 break
     probs = [weight / sum(weights) for weight in weights]
     size = 40_000
-    drawn = torch.from_numpy(uniforms(11, np.arange(size), np.zeros(size, np.int64), 1)[:, 0])
+    drawn = torch.from_numpy(
+        uniforms(np.full(size, 11), np.arange(size), np.zeros(size, np.int64), 1)[:, 0]
+    )
     tokens, log_probs = choose(logits.expand(size, -1), params(**facts), drawn)
     counts = torch.bincount(tokens, minlength=len(probs)).tolist()
     assert all(count == 0 for count, prob in zip(counts, probs, strict=True) if prob == 0)
@@ -138,13 +140,14 @@ def test_philox_gives_the_known_words(
     counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     a, b, c, d = (np.array([word], np.uint64) for word in counter)
-    found = philox((a, b, c, d), (np.uint64(key[0]), np.uint64(key[1])))
+    found = philox((a, b, c, d), (np.array([key[0]], np.uint64), np.array([key[1]], np.uint64)))
     assert tuple(int(word[0]) for word in found) == words
 
 
 def test_numbers_are_uniform_and_depend_on_all_they_should() -> None:
     samples, first = np.arange(200), np.zeros(200, np.int64)
-    numbers = uniforms(3, samples, first, 100)
+    seeds = np.full(200, 3)
+    numbers = uniforms(seeds, samples, first, 100)
     assert numbers.shape == (200, 100)
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -152,23 +155,32 @@ def test_numbers_are_uniform_and_depend_on_all_they_should() -> None:
     assert float(((counts - 2500) ** 2 / 2500).sum()) < _CHI_SQUARE_7
     assert len(np.unique(numbers)) == numbers.size
     for other in (
-        uniforms(4, samples, first, 100),
-        uniforms(3 + 2**32, samples, first, 100),
-        uniforms(3, samples + 200, first, 100),
-        uniforms(3, samples, first + 100, 100),
+        uniforms(seeds + 1, samples, first, 100),
+        uniforms(seeds + 2**32, samples, first, 100),
+        uniforms(seeds, samples + 200, first, 100),
+        uniforms(seeds, samples, first + 100, 100),
     ):
         assert not np.isin(other, numbers).any()
-    assert (uniforms(3, samples, first + 7, 3) == numbers[:, 7:10]).all()
+    assert (uniforms(seeds, samples, first + 7, 3) == numbers[:, 7:10]).all()
+    mixed = uniforms(np.where(samples % 2, 3, 4), samples, first, 100)
+    assert (mixed[1::2] == numbers[1::2]).all() and not np.isin(mixed[::2], numbers).any()
 
 
-def test_streams_hand_out_the_same_numbers_whoever_joins_when() -> None:
-    samples = np.array([5, 9, 2**40])
-    expected = uniforms(1, samples, np.zeros(3, np.int64), 60)
-    streams, joined = Streams(1, samples), {0: 0, 1: 7, 2: 16}
+def test_streams_hand_out_the_same_numbers_whoever_joins_when_and_moves() -> None:
+    seeds, samples = np.array([1, 7, 1]), np.array([5, 9, 2**40])
+    expected = uniforms(seeds, samples, np.zeros(3, np.int64), 90)
+    streams, joined, first = Streams(4), {0: 0, 1: 7, 2: 16}, {0: 0, 1: 30, 2: 3}
+    sequences: list[int] = []  # by slot
     for step in range(50):
-        for row, at in joined.items():
+        for sequence, at in joined.items():
             if at == step:
-                streams.join(np.array([row]))
-        rows = np.array([row for row, at in joined.items() if at <= step])
-        tokens = np.array([step - joined[row] for row in rows])
-        assert (streams.draw(rows, tokens) == expected[rows, tokens]).all()
+                slot = np.array([len(sequences)])
+                which = slice(sequence, sequence + 1)
+                begin = np.array([first[sequence]])
+                streams.join(slot, seeds[which].astype(np.uint64), samples[which], begin)
+                sequences.append(sequence)
+        if step == 20:  # the first ends, the last takes its slot
+            streams.move(np.array([2]), np.array([0]))
+            sequences = [2, 1]
+        tokens = np.array([step - joined[each] + first[each] for each in sequences])
+        assert (streams.draw(tokens) == expected[sequences, tokens]).all()

@@ -8,7 +8,7 @@ import pytest
 from generation_models import VOCAB, engine, make_model, prompts
 
 from hybridengine import UsageError
-from hybridengine.rlhf.generation import SamplingParams
+from hybridengine.rlhf.generation import SamplingParams, generate
 from hybridengine.rlhf.generation.stopping import StopTexts
 
 pytestmark = pytest.mark.python
@@ -84,9 +84,9 @@ def test_responses_end_with_the_token_that_completes_it(slots: int) -> None:
     tokenizer = ByteTokenizer([bytes([97 + token % 5]) for token in range(VOCAB)])
     generator = engine(model, slots, tokenizer=tokenizer)
     plain = SamplingParams(max_tokens=30, seed=1)
-    free = generator.generate(prompts(6), plain, range(6))
+    free = generate(generator, prompts(6), plain, range(6))
     stopping = SamplingParams(max_tokens=30, seed=1, stop=("ab", "dd"))
-    found = generator.generate(prompts(6), stopping, range(6))
+    found = generate(generator, prompts(6), stopping, range(6))
     cut = 0
     for whole, response in zip(free, found, strict=True):
         text = tokenizer.decode(whole.ids, skip_special_tokens=False)
@@ -103,8 +103,8 @@ def test_a_stop_text_within_min_tokens_is_no_end() -> None:
     tokenizer = ByteTokenizer([bytes([97 + token % 5]) for token in range(VOCAB)])
     generator = engine(make_model(), tokenizer=tokenizer)
     params = SamplingParams(max_tokens=30, min_tokens=9, seed=1, stop=("a", "d"), ignore_eos=True)
-    free = generator.generate(prompts(6), SamplingParams(30, seed=1, ignore_eos=True), range(6))
-    found = generator.generate(prompts(6), params, range(6))
+    free = generate(generator, prompts(6), SamplingParams(30, seed=1, ignore_eos=True), range(6))
+    found = generate(generator, prompts(6), params, range(6))
     for whole, response in zip(free, found, strict=True):
         text = tokenizer.decode(whole.ids, skip_special_tokens=False)
         ends = [place for place, letter in enumerate(text) if letter in "ad" and place >= 9]
@@ -113,4 +113,4 @@ def test_a_stop_text_within_min_tokens_is_no_end() -> None:
 
 def test_stop_texts_need_a_tokenizer() -> None:
     with pytest.raises(UsageError, match=r"'x' need the text of tokens.*tokenizer="):
-        engine(make_model()).generate([[3]], SamplingParams(max_tokens=1, stop=("x",)), [0])
+        generate(engine(make_model()), [[3]], SamplingParams(max_tokens=1, stop=("x",)), [0])

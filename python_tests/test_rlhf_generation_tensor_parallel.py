@@ -13,6 +13,7 @@ from rlhf_generation_scenarios import PARAMS, logits_and_tokens, logits_or_words
 from hybridengine import Communicator, UsageError
 from hybridengine.launch import run_local
 from hybridengine.mapping import MAPPINGS
+from hybridengine.rlhf.generation import generate
 from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
 pytestmark = pytest.mark.python
@@ -40,7 +41,7 @@ def _check(ranks: list[list[tuple[torch.Tensor, list[list[int]]]]]) -> None:
         whole = make_model(architecture, **facts)
         with torch.no_grad():
             expected = whole(torch.tensor([[2, 3, 4, 5], [9, 8, 23, 12]])).logits
-        generated = engine(whole, 8).generate(prompts(5), PARAMS, range(5))
+        generated = generate(engine(whole, 8), prompts(5), PARAMS, range(5))
         for logits, tokens in (results[number] for results in ranks):
             assert torch.equal(logits, ranks[0][number][0])
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)

@@ -83,7 +83,7 @@ class _Run:
 
     def resync(self) -> None:
         if self.roles.rollout is not None:
-            self._steps.sync(Clock())
+            self._steps.sync(self.loop.step, Clock())
 
     def rewards(self) -> list[float]:
         self.source.begin(self._steps)

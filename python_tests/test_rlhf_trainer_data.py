@@ -134,7 +134,7 @@ def test_ground_truths_that_are_no_text_reach_the_reward(tmp_path: Path) -> None
         roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, roles)
         assert warm_up(config, roles.actor, source.encoder, source.train) is None
-        steps.sync(Clock())
+        steps.sync(0, Clock())
         scored = steps.respond(eval_prompts(source.train), Clock())
         roles.reward.close()
     assert scored.task_scores == [1.0, 2.0, 4.0]

@@ -96,7 +96,7 @@ def test_what_generates_and_what_is_exported_is_rounded_once(tmp_path: Path, dty
                 local(weight).data.normal_(0, 0.02)
         before = base_weights(actor)
         for _ in range(_SYNCS):
-            rollout.sync()
+            rollout.sync(1)
         assert all(weight.equal(before[name]) for name, weight in base_weights(actor).items())
         export_hf(actor.module, None, tmp_path / "hf")
         assert rollout._transfer is not None

@@ -6,8 +6,9 @@ the other, so that a batch is cut, joined and sent cheaply, and packs for a forw
 Columns that the trainer knows. Of tokens, float unless said otherwise; index t of a row is about
 the token at t, given those before it, and the first token of a row is never trainable:
 
-    ids (int64), mask (bool: trainable), rollout_log_probs, old_log_probs, ref_log_probs, values,
-    advantages, returns, weights (of the rollout correction)
+    ids (int64), mask (bool: trainable), rollout_log_probs, weight_version (int64: of the weights
+    that drew it, -1 for what no weights drew), old_log_probs, ref_log_probs, values, advantages,
+    returns, weights (of the rollout correction)
 
 Of rows: sample_id, group, prompt_length, mini_batch (int64), truncated (bool), scores, task_scores,
 baselines, last_values. Objects, one Python value a row: prompt, response, ground_truth,

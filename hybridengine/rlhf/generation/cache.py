@@ -30,6 +30,16 @@ class SlotCache(Cache):
     def num_bytes(self) -> int:
         return sum(each.nbytes for each in (*self._keys, *self._values) if each is not None)
 
+    def grow(self, slots: int, capacity: int) -> None:
+        """Makes room for more, layer by layer; what is held stays."""
+        for layers in (self._keys, self._values):
+            for number, held in enumerate(layers):
+                if held is not None:
+                    more = held.new_zeros(slots, capacity, *held.shape[2:])
+                    more[: self.slots, : self.capacity] = held
+                    layers[number] = more
+        self.slots, self.capacity = slots, capacity
+
     def enter(self, rows: torch.Tensor, sources: torch.Tensor) -> None:
         """The next forward pass runs whole prompts: its sequence sources[i] goes to slot rows[i]
         (both int64, on the model's device). Its layers see what they computed themselves."""

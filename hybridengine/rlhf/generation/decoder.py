@@ -6,7 +6,7 @@ It knows tokens and positions, not requests or sampling. Nothing is kept of the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.generation import attention
-from hybridengine.rlhf.generation.requests import Ints
+from hybridengine.rlhf.generation.slots import Ints
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.generation.cache import SlotCache
@@ -47,24 +47,29 @@ class Decoder:
     def vocab(self) -> int:
         return int(self._config.vocab_size)
 
-    def slots(self, wanted: int, capacity: int, cache_bytes: int | None) -> int:
+    def slots(
+        self, wanted: int, capacity: int, cache_bytes: Callable[[], int] | None, running: int
+    ) -> int:
         """Makes room for at most `wanted` sequences of `capacity` positions, for fewer where they
-        would take more than `cache_bytes`. Returns for how many. What slots hold is forgotten."""
-        slots = wanted if cache_bytes is None else min(wanted, cache_bytes // self._bytes(capacity))
-        if slots < 1:
-            raise UsageError(
-                f"a sequence of {capacity} tokens needs {self._bytes(capacity)} bytes of cache, "
-                f"but cache_bytes is {cache_bytes}. Raise it (rollout.gpu_memory_utilization), or "
-                "lower rollout.max_model_len."
-            )
-        self.forget_prompts()
+        would take more than `cache_bytes()`. Returns for how many. The first `running` slots keep
+        what they hold; where there is no room for more than those nothing changes."""
         cache = self._cache
-        if cache is None or cache.slots < slots or cache.capacity < capacity:
-            from hybridengine.rlhf.generation.cache import SlotCache
-
-            self._cache = None  # before the next one is made
-            self._cache = SlotCache(len(self._kinds), slots, capacity)
-        return slots
+        if cache is not None and cache.slots >= wanted and cache.capacity >= capacity:
+            return wanted
+        slots = wanted
+        if cache_bytes is not None:
+            size = self._bytes(capacity)
+            limit = cache_bytes() + (0 if self._cache is None else self._cache.num_bytes)
+            slots = min(wanted, limit // size)
+            if slots < 1:
+                raise UsageError(
+                    f"a sequence of {capacity} tokens needs {size} bytes of cache, but there are "
+                    f"{limit}. Raise rollout.gpu_memory_utilization, or lower "
+                    "rollout.max_model_len."
+                )
+        if slots > running:
+            self._make_room(slots, capacity, running)
+        return max(slots, running)
 
     def free(self) -> None:
         self.forget_prompts()
@@ -142,6 +147,18 @@ class Decoder:
         """Slots `rows` do not hold any more what they held."""
         gone = set(rows.tolist())
         self._held = {text: slot for text, slot in self._held.items() if slot not in gone}
+
+    def _make_room(self, slots: int, capacity: int, running: int) -> None:
+        from hybridengine.rlhf.generation.cache import SlotCache
+
+        held = self._cache
+        if held is not None and held.slots >= slots and held.capacity >= capacity:
+            return
+        if held is not None and running:  # what slots hold of prompts stays too
+            held.grow(max(slots, held.slots), max(capacity, held.capacity))
+        else:
+            self.free()  # before the next one is made
+            self._cache = SlotCache(len(self._kinds), slots, capacity)
 
     def _enter(self, texts: list[tuple[int, ...]], slots: list[list[int]]) -> None:
         width = max(map(len, texts))

@@ -1,4 +1,4 @@
-"""params: what an engine is asked for, and what it answers for one prompt. Plain values.
+"""params: what an engine is asked for, and what it answers. Plain values.
 
 They know no model: what a model or an engine cannot do is refused where it runs.
 """
@@ -6,12 +6,13 @@ They know no model: what a model or an engine cannot do is refused where it runs
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybridengine._core import UsageError
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,33 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class Request:
+    """One response that is wanted: `prompt` are token ids.
+
+    `drawn`: how many tokens of the sample were drawn before, in earlier turns or in a response that
+    was aborted and goes on here; the first token of this response is number `drawn`.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    sample_id: int
+    drawn: int = 0
+
+
+@dataclass(frozen=True)
 class Generation:
-    """A response: its tokens, the log-prob of each given those before it, and why it ended.
+    """A response: its tokens, the log-prob of each given those before it, the version of the
+    weights that each was drawn from, and why it ended.
 
     Log-probs are of softmax(logits / temperature), cut to what min_tokens, top_k and top_p left; of
     greedy responses of softmax(logits), cut by min_tokens alone. `finish_reason` is "stop" where a
-    token or a text ended the response, "length" where max_tokens or the engine's max_model_len did.
+    token or a text ended the response, "length" where max_tokens or the engine's max_model_len did,
+    "abort" where it was told to end; it may be empty then.
     """
 
     ids: list[int]
     log_probs: list[float]
+    versions: list[int]
     finish_reason: FinishReason
 
 

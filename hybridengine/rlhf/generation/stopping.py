@@ -39,6 +39,10 @@ class StopTexts:
         text.trim(self._keep)
         return found
 
+    def forget(self, response: int) -> None:
+        """It has ended."""
+        self._responses.pop(response, None)
+
     def _decode(self, ids: list[int]) -> str:
         decoded: str = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -30,6 +30,13 @@ def load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) ->
         parameter.data = tensor
 
 
+def release_weights(model: torch.nn.Module) -> None:
+    """Every parameter lets go of its memory; shape, type and device stay, as load_weights() needs
+    them. Until then the model gives garbage."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+
+
 def _names(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, list[str]]]:
     """Each parameter once, with all its names."""
     found: dict[int, tuple[torch.nn.Parameter, list[str]]] = {}

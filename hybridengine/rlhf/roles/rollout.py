@@ -10,7 +10,7 @@ import torch
 from hybridengine import Spec
 from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.generation import Engine, Generation, SamplingParams
+from hybridengine.rlhf.generation import Engine, Generation, SamplingParams, generate
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import end_token_ids, open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
@@ -39,7 +39,7 @@ class RolloutRole(Role):
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
             device=context.device,
-            cache_bytes=self._cache_bytes(),
+            cache_bytes=self._cache_bytes,
             **rollout.engine_options,
         )
         self._transfer: Transfer | None = None
@@ -65,9 +65,10 @@ class RolloutRole(Role):
         )
 
     @dispatch()
-    def sync(self) -> dict[str, float]:
-        """Takes the actor's weights as they are now. Above `rollout.reshard_threshold` of the
-        memory, the roles of this process that train first move their optimizers to host memory."""
+    def sync(self, version: int) -> dict[str, float]:
+        """Takes the actor's weights as they are now, and calls them `version`. Above
+        `rollout.reshard_threshold` of the memory, the roles of this process that train first move
+        their optimizers to host memory."""
         actor: Any = self.context.roles.get("actor")
         began = time.perf_counter()
         used = memory_share(self.context.device)
@@ -80,7 +81,7 @@ class RolloutRole(Role):
         if actor is not None:
             actor.refresh_source()
         facts = self._transfer.run()
-        self._engine.load_weights(self._transfer.tensors)
+        self._engine.load_weights(self._transfer.tensors, version)
         return {
             **facts,
             "seconds": time.perf_counter() - began,
@@ -99,7 +100,8 @@ class RolloutRole(Role):
         come back to the controller too.
         """
         began = time.perf_counter()
-        found = self._engine.generate(
+        found = generate(
+            self._engine,
             _lists(prompts),
             self._params(options or {}),
             sample_ids=prompts["sample_id"].tolist(),
@@ -160,11 +162,14 @@ class RolloutRole(Role):
         """Prompts and responses as rows."""
         texts = self.tokenizer.batch_decode([each.ids for each in found], skip_special_tokens=True)
         rows = as_rows(_lists(prompts), [each.ids for each in found])
-        sampled = torch.zeros(len(rows["ids"]))
-        sampled[rows["mask"]] = torch.tensor([log for each in found for log in each.log_probs])
+        mask = rows["mask"]
+        sampled = torch.zeros(len(mask))
+        sampled[mask] = torch.tensor([log for each in found for log in each.log_probs])
+        versions = torch.full((len(mask),), -1)
+        versions[mask] = torch.tensor([v for each in found for v in each.versions])
         cut = torch.tensor([each.finish_reason == "length" for each in found], dtype=torch.bool)
         return (
-            rows.with_tokens(rollout_log_probs=sampled)
+            rows.with_tokens(rollout_log_probs=sampled, weight_version=versions)
             .with_rows(**prompts.rows, truncated=cut)
             .with_objects(**prompts.objects, response=texts)
         )

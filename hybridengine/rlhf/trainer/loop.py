@@ -135,7 +135,7 @@ class Loop:
             train_actor=self._step > self.config.critic.warmup_steps,
         )
         online = self._steps.roles.rollout is not None
-        syncing = self._steps.send_sync() if online else []
+        syncing = self._steps.send_sync(self._step) if online else []
         metrics = sent.results(clock)
         metrics["actor/kl_coef"] = self._kl.coef
         if "actor/sequence_kl" in metrics:

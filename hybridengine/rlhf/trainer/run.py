@@ -141,7 +141,7 @@ def _prepare(
         source.begin(steps)
     if steps.roles.rollout is None or not isinstance(source, Prompts):
         return []
-    steps.sync(Clock())
+    steps.sync(loop.step, Clock())
     return steps.texts(eval_prompts(_shown(source)))
 
 

@@ -93,16 +93,17 @@ class Steps:
         kept = self._filter(torch.tensor(scored.task_scores), torch.tensor(scored.groups))
         return scored.select(torch.nonzero(kept)[:, 0].tolist())
 
-    def sync(self, clock: Clock) -> dict[str, float]:
+    def sync(self, version: int, clock: Clock) -> dict[str, float]:
         """Moves the actor's weights to the rollout; see send_sync."""
-        return self.synced(self.send_sync(), clock)
+        return self.synced(self.send_sync(version), clock)
 
-    def send_sync(self) -> list[Pending]:
-        """Asks both ends to move the weights as they will be behind all that was sent before."""
+    def send_sync(self, version: int) -> list[Pending]:
+        """Asks both ends to move the weights as they will be behind all that was sent before.
+        `version`: the step that they are of, 0 before the first."""
         rollout, actor = self.roles.rollout, self.roles.actor
         assert rollout is not None
         sending = [] if self.roles.colocated else [actor.send.remote()]
-        return [*sending, rollout.sync.remote()]
+        return [*sending, rollout.sync.remote(version)]
 
     def synced(self, sent: Sequence[Pending], clock: Clock) -> dict[str, float]:
         """Waits for both ends; bytes of all ranks together."""
