@@ -1,7 +1,9 @@
-// What every transport asks of its arguments, with the same words. Called by the transports.
+// What every transport asks of its arguments, with the same words, and the copy of one that maps.
+// Called by the transports.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 
@@ -28,5 +30,14 @@ void check_message(const Message& message);
 /// Where `run` lies in the region that it names, mapped at `region` and offered by `peer`. Throws
 /// TransportError where it is not within.
 std::byte* place_in(Span region, const RemoteRun& run, Rank peer);
+
+/// Copies `runs`, which lie at the peer where `place_of(run)` says that they are mapped here.
+template <class PlaceOf>
+void copy_mapped(std::span<const RemoteRun> runs, bool writing, const PlaceOf& place_of) {
+  for (const RemoteRun& run : runs) {
+    std::byte* const theirs = place_of(run);
+    std::memcpy(writing ? theirs : run.local, writing ? run.local : theirs, run.bytes);
+  }
+}
 
 }  // namespace hybridengine

@@ -1,6 +1,5 @@
 #include "transport/host/shm_link.h"
 
-#include <cstring>
 #include <new>
 #include <utility>
 
@@ -127,10 +126,9 @@ Ticket ShmLink::get(std::span<const RemoteRun> runs) {
 void ShmLink::copy(std::span<const RemoteRun> runs, bool writing) {
   side_.guard.check(side_.name);
   if (!runs.empty() && runs.front().remote.region == 0) return copy_ordinary(runs, writing);
-  for (const RemoteRun& run : runs) {
-    std::byte* const theirs = place_in(map(run.remote.region), run, rank_);
-    std::memcpy(writing ? theirs : run.local, writing ? run.local : theirs, run.bytes);
-  }
+  copy_mapped(runs, writing, [this](const RemoteRun& run) {
+    return place_in(map(run.remote.region), run, rank_);
+  });
 }
 
 void ShmLink::copy_ordinary(std::span<const RemoteRun>, bool) {

@@ -1,7 +1,6 @@
 #include "transport/threads/in_process.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 
 #include "base/error.h"
@@ -40,12 +39,10 @@ Span InProcessLink::map(uint64_t id) {
 void InProcessLink::copy(std::span<const RemoteRun> runs, bool writing) {
   guard_.check(entry_.name);
   if (!entry_.caps.payload) return;
-  for (const RemoteRun& run : runs) {
-    std::byte* const theirs = run.remote.region == 0
-                                  ? reinterpret_cast<std::byte*>(run.remote.offset)
+  copy_mapped(runs, writing, [this](const RemoteRun& run) {
+    return run.remote.region == 0 ? reinterpret_cast<std::byte*>(run.remote.offset)
                                   : place_in(map(run.remote.region), run, peer_->rank);
-    std::memcpy(writing ? theirs : run.local, writing ? run.local : theirs, run.bytes);
-  }
+  });
 }
 
 Ticket InProcessLink::put(std::span<const RemoteRun> runs, const Message& riding) {
