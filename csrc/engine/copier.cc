@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "engine/slots.h"
+#include "transport/checks.h"
 
 namespace hybridengine {
 
@@ -60,12 +61,7 @@ std::byte* Copier::take_room() {
 
 std::byte* granted_memory(Communicator& comm, Rank peer, const RegionRef& place, size_t bytes,
                           const char* what) {
-  const Span region = comm.link(peer).map(place.region);
-  if (place.offset > region.bytes || bytes > region.bytes - place.offset)
-    throw TransportError(
-        what, str_cat("rank ", peer, ", ", bytes, " bytes at ", place.offset, " of ", region.bytes),
-        "Do all ranks run the same version?");
-  return region.data + place.offset;
+  return place_in(comm.link(peer).map(place.region), {place, nullptr, bytes}, peer, what);
 }
 
 }  // namespace hybridengine

@@ -44,10 +44,10 @@ void throw_not_offered(Rank peer, uint64_t region) {
                        str_cat("rank ", peer, ", region ", region), "");
 }
 
-std::byte* place_in(Span region, const RemoteRun& run, Rank peer) {
+std::byte* place_in(Span region, const RemoteRun& run, Rank peer, const char* what) {
   if (run.remote.offset <= region.bytes && run.bytes <= region.bytes - run.remote.offset)
     return region.data + run.remote.offset;
-  throw TransportError("a place lies outside of the region that it names",
+  throw TransportError(what,
                        str_cat("rank ", peer, ", ", run.bytes, " bytes at ", run.remote.offset,
                                " of ", region.bytes),
                        "Do all ranks run the same version?");

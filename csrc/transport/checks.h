@@ -28,8 +28,9 @@ void check_message(const Message& message);
                                 double waited_s);
 
 /// Where `run` lies in the region that it names, mapped at `region` and offered by `peer`. Throws
-/// TransportError where it is not within.
-std::byte* place_in(Span region, const RemoteRun& run, Rank peer);
+/// TransportError, which says `what`, where it is not within.
+std::byte* place_in(Span region, const RemoteRun& run, Rank peer,
+                    const char* what = "a place lies outside of the region that it names");
 
 /// Copies `runs`, which lie at the peer where `place_of(run)` says that they are mapped here.
 template <class PlaceOf>
