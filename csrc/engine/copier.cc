@@ -9,12 +9,12 @@ namespace hybridengine {
 Copier::Ticket Copier::submit(const CopyList& list) {
   for (const StridedCopy& copy : list)
     copy_strided(copy.src, copy.dst, copy.box->ndim, copy.box->size);
-  return {++last_};
+  return {};
 }
 
 Copier::Ticket Copier::submit(const FoldList& list) {
   fold_boxes(list);
-  return {++last_};
+  return {};
 }
 
 bool Copier::reaches(Rank peer) const {
@@ -30,18 +30,13 @@ Copier::Ticket Copier::put(Rank peer, std::span<const RemoteRun> runs, const Mes
 }
 
 Copier::Ticket Copier::submitted(Rank peer, hybridengine::Ticket of_link) {
-  const Ticket ticket{++last_};
-  if (of_link.done()) return ticket;
-  under_way_.insert(ticket.number);
-  by_link_[{peer, of_link.number}] = ticket.number;
-  return ticket;
+  if (of_link.done()) return {};
+  return *under_way_.insert({peer, of_link.number}).first;
 }
 
 void Copier::heard(const Arrival& arrival) {
-  const auto found = by_link_.find({arrival.peer, arrival.ticket});
-  ensure(found != by_link_.end(), "something is done that was not submitted");
-  under_way_.erase(found->second);
-  by_link_.erase(found);
+  const size_t erased = under_way_.erase({arrival.peer, arrival.ticket});
+  ensure(erased == 1, "something is done that was not submitted");
 }
 
 void Copier::reserve_rooms(size_t bytes) {

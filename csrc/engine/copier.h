@@ -10,11 +10,10 @@
 // memory of peers is done here. Called by Run.
 #pragma once
 
+#include <compare>
 #include <cstdint>
-#include <map>
 #include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -33,9 +32,11 @@ using CopyList = std::vector<StridedCopy>;
 
 class Copier {
  public:
-  /// What was submitted, by its number; the one of nothing is done.
+  /// What was submitted, as the link to `peer` numbers it; what was done at once has number 0.
   struct Ticket {
+    Rank peer = 0;
     uint64_t number = 0;
+    auto operator<=>(const Ticket&) const = default;
   };
 
   explicit Copier(Communicator& comm) : comm_(comm) {}
@@ -61,9 +62,9 @@ class Copier {
   std::byte* take_room();
   void free_room(std::byte* room) { rooms_.push_back(room); }
 
-  bool done(Ticket ticket) const { return !under_way_.contains(ticket.number); }
+  bool done(const Ticket& ticket) const { return !under_way_.contains(ticket); }
   /// Whether something ends by a word of a peer's link: heard().
-  bool waits_for_links() const { return !by_link_.empty(); }
+  bool waits_for_links() const { return !under_way_.empty(); }
   /// An arrival that says that a put or a get is done.
   void heard(const Arrival& arrival);
 
@@ -73,10 +74,7 @@ class Copier {
   Ticket submitted(Rank peer, hybridengine::Ticket of_link);
 
   Communicator& comm_;
-  uint64_t last_ = 0;
-  std::set<uint64_t> under_way_;
-  std::map<std::pair<Rank, uint64_t>, uint64_t>
-      by_link_;                    // of those, by peer and the link's ticket
+  std::set<Ticket> under_way_;
   std::vector<std::byte*> rooms_;  // that are free
 };
 
