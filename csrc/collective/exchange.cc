@@ -49,7 +49,7 @@ void Exchange::promise(Rank peer, int stream, int64_t num_packets) {
 void Exchange::start() {
   flow_.reserve();
   for (Rank peer = 0; peer < comm_.world(); ++peer)
-    if (peer != comm_.rank() && is_put_to(peer)) {
+    if (peer != comm_.rank() && copier_.is_put_to(peer)) {
       copier_.reserve_rooms(slot_bytes_ + kSlack);
       break;
     }
@@ -58,11 +58,6 @@ void Exchange::start() {
 
 void Exchange::grant(int32_t line) {
   while (flow_.may_grant(line)) flow_.grant_slot(line);
-}
-
-/// Where the memory of a peer is not mapped.
-bool Exchange::is_put_to(Rank peer) const {
-  return comm_.fabric().caps().payload && !copier_.maps(peer);
 }
 
 void Exchange::poll() {
@@ -86,7 +81,6 @@ void Exchange::poll() {
 void Exchange::settle() {
   std::erase_if(leaving_, [&](const Leaving& each) {
     if (!copier_.done(each.ticket)) return false;
-    copier_.free_room(each.room);
     flow_.has_left(each.unit);
     return true;
   });
@@ -115,13 +109,13 @@ bool Exchange::take_landed(Incoming& from, const Message& message) {
 bool Exchange::may_send(Rank peer, int stream) const {
   const Packets& to = outgoing_[stream_of(peer, stream)];
   if (to.through == to.count || !flow_.may_leave(to.next())) return false;
-  return !is_put_to(peer) || copier_.has_room();
+  return !copier_.is_put_to(peer) || copier_.has_room();
 }
 
 Span Exchange::next_slot(Rank peer, int stream) {
   if (!comm_.fabric().caps().payload) return {nullptr, slot_bytes_};
   const Flow::Grant& grant = flow_.grant_of(outgoing_[stream_of(peer, stream)].next());
-  if (is_put_to(peer)) return {room_ = copier_.take_room(), slot_bytes_};
+  if (copier_.is_put_to(peer)) return {room_ = copier_.take_room(), slot_bytes_};
   return {granted_memory(comm_, peer, grant.place, slot_bytes_ + kSlack), slot_bytes_};
 }
 
@@ -129,9 +123,9 @@ void Exchange::send(Rank peer, int stream, size_t bytes) {
   ensure(bytes <= slot_bytes_, "a packet is larger than its slot");
   Packets& to = outgoing_[stream_of(peer, stream)];
   if (std::byte* const room = std::exchange(room_, nullptr)) {
-    const RemoteRun run{flow_.grant_of(to.next()).place, room, bytes};
+    const RegionRef& place = flow_.grant_of(to.next()).place;
     const Message landed = flow_.landed(to.next(), 0, bytes);
-    leaving_.push_back({copier_.put(peer, std::span(&run, 1), landed), to.next(), room});
+    leaving_.push_back({copier_.put_packed(peer, room, place, bytes, landed), to.next()});
     settle();
   } else {
     flow_.say_landed(to.next(), 0, bytes);

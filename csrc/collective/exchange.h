@@ -93,13 +93,11 @@ class Exchange {
   bool take(const Message& message, Rank peer);
   bool take_landed(Incoming& from, const Message& message);
 
-  bool is_put_to(Rank peer) const;
   void settle();
 
   struct Leaving {  // a packet that is put
     Copier::Ticket ticket;
     int32_t unit = -1;
-    std::byte* room = nullptr;
   };
 
   Communicator& comm_;

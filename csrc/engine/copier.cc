@@ -29,14 +29,22 @@ Copier::Ticket Copier::put(Rank peer, std::span<const RemoteRun> runs, const Mes
   return submitted(peer, comm_.put(peer, runs, landed));
 }
 
-Copier::Ticket Copier::submitted(Rank peer, hybridengine::Ticket of_link) {
-  if (of_link.done()) return {};
-  return *under_way_.insert({peer, of_link.number}).first;
+Copier::Ticket Copier::put_packed(Rank peer, std::byte* room, const RegionRef& place, size_t bytes,
+                                  const Message& landed) {
+  const RemoteRun run{place, room, bytes};
+  return submitted(peer, comm_.put(peer, std::span(&run, 1), landed), room);
+}
+
+Copier::Ticket Copier::submitted(Rank peer, hybridengine::Ticket of_link, std::byte* room) {
+  if (!of_link.done()) return under_way_.emplace(Ticket{peer, of_link.number}, room).first->first;
+  if (room != nullptr) rooms_.push_back(room);
+  return {};
 }
 
 void Copier::heard(const Arrival& arrival) {
-  const size_t erased = under_way_.erase({arrival.peer, arrival.ticket});
-  ensure(erased == 1, "something is done that was not submitted");
+  const auto ended = under_way_.extract({arrival.peer, arrival.ticket});
+  ensure(!ended.empty(), "something is done that was not submitted");
+  if (ended.mapped() != nullptr) rooms_.push_back(ended.mapped());
 }
 
 void Copier::reserve_rooms(size_t bytes) {

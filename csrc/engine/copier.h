@@ -12,7 +12,7 @@
 
 #include <compare>
 #include <cstdint>
-#include <set>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -44,8 +44,10 @@ class Copier {
   Ticket submit(const CopyList& list);
   Ticket submit(const FoldList& list);
 
-  /// Whether the regions of `peer` are mapped here; else what goes there is put.
-  bool maps(Rank peer) const { return comm_.link(peer).caps().maps; }
+  /// Whether what goes to `peer` is put: its regions are not mapped here. Never without payload.
+  bool is_put_to(Rank peer) const {
+    return comm_.fabric().caps().payload && !comm_.link(peer).caps().maps;
+  }
   /// Whether this rank and `peer` reach each other's ordinary memory.
   bool reaches(Rank peer) const;
   /// Between this rank's memory and that of a peer: a region that it has offered, or, where it
@@ -54,13 +56,15 @@ class Copier {
   Ticket get(Rank peer, std::span<const RemoteRun> runs);
   Ticket put(Rank peer, std::span<const RemoteRun> runs, const Message& landed);
 
-  /// Memory to pack what is put: kRooms of so many bytes, of which each put uses one until it is
-  /// done. Throws UsageError where there is no memory for it.
+  /// Memory to pack what is put: kRooms of so many bytes. Throws UsageError where there is none.
   void reserve_rooms(size_t bytes);
   bool has_room() const { return !rooms_.empty(); }
-  /// Null while all are in use.
+  /// Of those, until it is put; null while all are in use.
   std::byte* take_room();
-  void free_room(std::byte* room) { rooms_.push_back(room); }
+  /// The first bytes of a room, to where the peer granted them. The room is free again once that
+  /// is done.
+  Ticket put_packed(Rank peer, std::byte* room, const RegionRef& place, size_t bytes,
+                    const Message& landed);
 
   bool done(const Ticket& ticket) const { return !under_way_.contains(ticket); }
   /// Whether something ends by a word of a peer's link: heard().
@@ -71,11 +75,11 @@ class Copier {
  private:
   static constexpr size_t kRooms = 2;  // one is put while the next is packed
 
-  Ticket submitted(Rank peer, hybridengine::Ticket of_link);
+  Ticket submitted(Rank peer, hybridengine::Ticket of_link, std::byte* room = nullptr);
 
   Communicator& comm_;
-  std::set<Ticket> under_way_;
-  std::vector<std::byte*> rooms_;  // that are free
+  std::map<Ticket, std::byte*> under_way_;  // with the room that is free then, or null
+  std::vector<std::byte*> rooms_;           // that are free
 };
 
 /// `bytes` of the memory that a peer granted at `place`, as mapped here. Throws TransportError

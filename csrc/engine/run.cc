@@ -127,7 +127,7 @@ void Run::send_part(int32_t id) {
   TraceSpan span(Subsystem::kEngine, "pack");
   span.arg("bucket", part.name).arg("peer", part.dst).arg("bytes", part.num_bytes);
   routine_.in_place()[id] = flow_.grant_of(id).direct;
-  if (caps().payload && (flow_.grant_of(id).by_address() || !copier_.maps(part.dst))) {
+  if (flow_.grant_of(id).by_address() || copier_.is_put_to(part.dst)) {
     if (!unput_.empty() || !put_part(id)) unput_.push_back(id);
     return;
   }
@@ -169,29 +169,31 @@ bool Run::put_part(int32_t id) {
     const Stopwatch watch(report_.pack_seconds);
     if (room != nullptr) packed = copier_.submit(memory_.pack(part, room));
   }
-  when_done(packed, [this, id, room] { put_packed(id, room); });
+  when_done(packed, [this, id, room] { put_whole(id, room); });
   return true;
 }
 
-void Run::put_packed(int32_t id, std::byte* room) {
+/// `room`: where it was packed, or null.
+void Run::put_whole(int32_t id, std::byte* room) {
   const Part& part = part_of(id);
   const Flow::Grant& grant = flow_.grant_of(id);
-  const RemoteRun whole{grant.place, room, static_cast<size_t>(part.num_bytes)};
-  std::span<const RemoteRun> runs(&whole, 1);
   const uint64_t digest = digest_to_send(id, room);
-  const Stopwatch watch(report_.pack_seconds);
-  if (grant.by_address())
-    runs = memory_.runs_to_peer(part);
-  else if (grant.direct)
-    runs = memory_.runs_to_segment(part, grant.place.region);
   const Message landed = flow_.landed(id, digest, static_cast<uint64_t>(part.payload_bytes));
-  const auto left = [this, id, room] {
-    if (room != nullptr) copier_.free_room(room);
+  const Stopwatch watch(report_.pack_seconds);
+  Copier::Ticket ticket;
+  if (room != nullptr)
+    ticket = copier_.put_packed(part.dst, room, grant.place, static_cast<size_t>(part.num_bytes),
+                                landed);
+  else if (grant.by_address())
+    ticket = copier_.put(part.dst, memory_.runs_to_peer(part), landed);
+  else
+    ticket = copier_.put(part.dst, memory_.runs_to_segment(part, grant.place.region), landed);
+  const auto left = [this, id] {
     flow_.has_left(id);
     note_sent(id);
     while (!unput_.empty() && put_part(unput_.front())) unput_.pop_front();
   };
-  when_done(copier_.put(part.dst, runs, landed), left, id);
+  when_done(ticket, left, id);
 }
 
 uint64_t Run::digest_to_send(int32_t id, const std::byte* packed) {

@@ -98,7 +98,7 @@ class Run {
   void send_part(int32_t id);
   Copier::Ticket write_part(int32_t id, std::byte*& packed);
   bool put_part(int32_t id);
-  void put_packed(int32_t id, std::byte* room);
+  void put_whole(int32_t id, std::byte* room);
   uint64_t digest_to_send(int32_t id, const std::byte* packed);
   void receive_part(int32_t id, uint64_t digest);
   void compare_digests(int32_t id, uint64_t theirs);

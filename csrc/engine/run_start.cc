@@ -51,7 +51,7 @@ void Run::line_up() {
 void Run::reserve_rooms() {
   int64_t largest = 0;
   for (const int32_t id : program_.outgoing())
-    if (!copier_.maps(part_of(id).dst)) largest = std::max(largest, part_of(id).num_bytes);
+    if (copier_.is_put_to(part_of(id).dst)) largest = std::max(largest, part_of(id).num_bytes);
   copier_.reserve_rooms(static_cast<size_t>(largest));
 }
 
@@ -69,7 +69,7 @@ Flow::Way Run::way_of(int32_t id) const {
 /// is.
 bool Run::goes_into_segment(const Part& part) const {
   return segment_ && part.placed &&
-         (part.plain || (copier_.maps(part.src) && !routine_.options().verify));
+         (part.plain || (!copier_.is_put_to(part.src) && !routine_.options().verify));
 }
 
 void Run::start() {
