@@ -1,6 +1,7 @@
 // Report: what happened in one run, on this rank. Plain numbers; the bindings make a Python object.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -37,9 +38,21 @@ struct Report {
 
 /// The row of `peer`, made where there is none.
 inline PairBytes& pair_row(Report& report, Rank peer) {
-  for (PairBytes& row : report.pairs)
-    if (row.peer == peer) return row;
-  return report.pairs.emplace_back(PairBytes{peer, 0, 0});
+  const auto row = std::ranges::lower_bound(report.pairs, peer, {}, &PairBytes::peer);
+  if (row != report.pairs.end() && row->peer == peer) return *row;
+  return *report.pairs.insert(row, {peer, 0, 0});
+}
+
+/// A bucket with so much payload has gone to `peer`, or has come from it.
+inline void count_sent(Report& report, Rank peer, int64_t payload_bytes) {
+  ++report.buckets_out;
+  report.sent_bytes += payload_bytes;
+  pair_row(report, peer).sent_bytes += payload_bytes;
+}
+inline void count_received(Report& report, Rank peer, int64_t payload_bytes) {
+  ++report.buckets_in;
+  report.received_bytes += payload_bytes;
+  pair_row(report, peer).received_bytes += payload_bytes;
 }
 
 }  // namespace hybridengine

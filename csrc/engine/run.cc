@@ -1,7 +1,5 @@
 #include "engine/run.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/trace.h"
 #include "engine/stopwatch.h"
@@ -312,23 +310,18 @@ void Run::wait_for_peers() {
 void Run::note_sent(int32_t id) {
   const Part& part = part_of(id);
   ledger_.was_read(part);
-  ++report_.buckets_out;
-  report_.sent_bytes += part.payload_bytes;
-  pair_row(report_, part.dst).sent_bytes += part.payload_bytes;
+  count_sent(report_, part.dst, part.payload_bytes);
 }
 
 void Run::note_received(int32_t id) {
   const Part& part = part_of(id);
   if (part.placed) ledger_.landed(part);
-  ++report_.buckets_in;
+  count_received(report_, part.src, part.payload_bytes);
   if (flow_.way_of(id) == Flow::Way::kPlace) ++report_.direct_buckets;
   if (flow_.way_of(id) == Flow::Way::kRead) ++report_.pulled_buckets;
-  report_.received_bytes += part.payload_bytes;
-  pair_row(report_, part.src).received_bytes += part.payload_bytes;
 }
 
 void Run::finish() {
-  std::ranges::sort(report_.pairs, {}, &PairBytes::peer);
   report_.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started_at_).count();
 }

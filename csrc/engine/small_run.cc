@@ -46,7 +46,6 @@ class SmallRun {
       throw TransportError("peers did not show all that was to come",
                            str_cat(open, " parts are missing on rank ", comm_.rank()),
                            "Do all ranks run the same version?");
-    std::ranges::sort(report_.pairs, {}, &PairBytes::peer);
     return std::move(report_);
   }
 
@@ -68,9 +67,7 @@ class SmallRun {
       for (const Copy& copy : part.copies)
         copy_strided(end_at(tensors_, copy.src), packed_end(copy, entry.data() + header.offset),
                      copy.box.ndim, copy.box.size);
-      ++report_.buckets_out;
-      report_.sent_bytes += part.payload_bytes;
-      pair_row(report_, part.dst).sent_bytes += part.payload_bytes;
+      count_sent(report_, part.dst, part.payload_bytes);
       end = next;
     }
     return end;
@@ -119,11 +116,9 @@ class SmallRun {
     for (const Copy& copy : part.copies)
       copy_strided(packed_end(copy, base), end_at(tensors_, copy.dst), copy.box.ndim,
                    copy.box.size);
-    ++report_.buckets_in;
+    count_received(report_, peer, part.payload_bytes);
     ++report_.direct_buckets;
     ++report_.shown_buckets;
-    report_.received_bytes += part.payload_bytes;
-    pair_row(report_, peer).received_bytes += part.payload_bytes;
   }
 
   Communicator& comm_;
