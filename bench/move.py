@@ -19,6 +19,13 @@ from hybridengine.layouts.layout import Layout
 from hybridengine.resharding.resharder import Resharder
 
 
+def two_ranks(options: Options) -> int:
+    """The source and the destination. Throws UsageError on a sweep that makes no sense, before
+    ranks start."""
+    options.sizes()
+    return 2
+
+
 class MoveJob:
     """One rank's tensors of both sides, and a Resharder over them. Making one is collective."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hybridengine import TransportError, _core
+from hybridengine._bench import move
 from hybridengine._bench.flags import Options
 from hybridengine._bench.index import INDEX
 from hybridengine._bench.record import Bench, Case, Volume
@@ -51,11 +52,6 @@ class PutJob:
                 raise TransportError(f"rank {arrival[1]} was lost: {arrival[2]}")
             return arrival
         raise TransportError(f"nothing came within {_PATIENCE_S} s")
-
-
-def _ranks(options: Options) -> int:
-    options.sizes()  # refuses a sweep that makes no sense before ranks start
-    return 2
 
 
 def _cases(options: Options) -> list[Case]:
@@ -117,7 +113,7 @@ def _volume(job: PutJob) -> Volume:
 BENCH = Bench(
     name="put",
     flags=INDEX["put"].flags,
-    ranks=_ranks,
+    ranks=move.two_ranks,
     cases=_cases,
     setup=_setup,
     fill=_fill,

@@ -17,11 +17,6 @@ from hybridengine.layouts.layout import Layout
 from hybridengine.layouts.spec import Spec
 
 
-def _ranks(options: Options) -> int:
-    options.sizes()  # refuses a sweep that makes no sense before ranks start
-    return 2
-
-
 def _cases(options: Options) -> list[Case]:
     return [
         Case(size, dtype) for dtype in options.dtypes or ("float32",) for size in options.sizes()
@@ -54,7 +49,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 BENCH = Bench(
     name="send_recv",
     flags=INDEX["send_recv"].flags,
-    ranks=_ranks,
+    ranks=move.two_ranks,
     cases=_cases,
     setup=_setup,
     fill=move.fill,
