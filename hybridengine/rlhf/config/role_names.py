@@ -1,4 +1,7 @@
-"""role_names: the roles that a config has a use for. Not where they live: that is the trainer's."""
+"""role_names: the roles that a config has a use for. Not where they live: that is the trainer's.
+
+The reference is a role, or nothing but the actor without its adapters, or not needed at all.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,20 @@ def roles_of(config: Config) -> list[str]:
     roles = ["actor", "reward"]
     if config.data.mode == "online":
         roles.append("rollout")
-    measured = algorithm.kl.where != "none" and algorithm.kl_coef > 0
-    inside_actor = config.actor.lora.enable and config.reference.path is None
-    if measured and not inside_actor:
+    if measures_kl(config) and not actor_is_reference(config):
         roles.append("reference")
     if algorithm.advantage == "gae":
         roles.append("critic")
     if config.reward_model.path is not None:
         roles.append("reward_model")
     return roles
+
+
+def measures_kl(config: Config) -> bool:
+    """Whether the KL to the reference is of any use."""
+    return config.algorithm.kl.where != "none" and config.algorithm.kl_coef > 0
+
+
+def actor_is_reference(config: Config) -> bool:
+    """Whether the actor gives the log-probs of the reference, by leaving out its adapters."""
+    return config.actor.lora.enable and config.reference.path is None

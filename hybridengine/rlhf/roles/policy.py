@@ -10,13 +10,19 @@ import torch
 
 from hybridengine.rlhf.algorithms import sum_over
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.role_names import actor_is_reference, measures_kl
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
-from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
+from hybridengine.rlhf.training.lora import (
+    add_adapters,
+    fold_adapters,
+    merged_tensors,
+    without_adapters,
+)
 from hybridengine.rlhf.training.models import build_model, weight_dtype
 from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.passes import Passes
@@ -36,7 +42,8 @@ class ActorRole(TrainedRole):
             module = add_adapters(module, actor.lora, config.seed)
         self.hold(module)
         self.passes = self.make_passes(config.rollout.temperature)
-        self.optimizer = self.make_optimizer(actor.lr, total_updates(config, actor.ppo_epochs))
+        updates = total_updates(config, actor.ppo_epochs, config.critic.warmup_steps)
+        self.optimizer = self.make_optimizer(actor.lr, updates)
         self._update = PolicyUpdate(self.passes, self.optimizer, config, context.comm)
         self._merged = merged_tensors(self.module) if actor.lora.enable else None
         self._transfer: Transfer | None = None
@@ -52,10 +59,18 @@ class ActorRole(TrainedRole):
             self._supervised = SupervisedUpdate(passes, optimizer, comm, seed)
         return self._supervised.update(batch)
 
+    @dispatch(collect="none")
+    def end_warm_up(self) -> None:
+        """Frees the moments of the warm-up. What adapters have learned goes into the weights below
+        them, so that without them the policy is the one from which training begins."""
+        self._supervised = None
+        fold_adapters(self.module)
+
     @dispatch("by_rank", returns="reference")
     def prepare(self, shard: tuple[Batch, dict[str, list[Any]]]) -> tuple[Batch, dict[str, Any]]:
         """Rows and columns for them (mini_batch, group, baselines): the rows with these and
-        old_log_probs; with adapters ref_log_probs too, from the weights without them."""
+        old_log_probs; where adapters train and the KL is measured ref_log_probs too, without the
+        adapters."""
         began = time.perf_counter()
         self.wake()
         batch, columns = shard
@@ -63,7 +78,7 @@ class ActorRole(TrainedRole):
         batch = batch.with_rows(**rows)
         if "old_log_probs" not in batch:
             batch = batch.with_tokens(old_log_probs=self.passes.log_probs(batch))
-        if self.config.actor.lora.enable and self.config.reference.path is None:
+        if measures_kl(self.config) and actor_is_reference(self.config):
             with without_adapters(self.module):
                 batch = batch.with_tokens(ref_log_probs=self.passes.log_probs(batch))
         return batch, {"seconds": time.perf_counter() - began}

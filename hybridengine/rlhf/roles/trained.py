@@ -98,8 +98,9 @@ def reason(write: Callable[[], None]) -> str:
     return ""
 
 
-def total_updates(config: Config, ppo_epochs: int) -> int | None:
-    """How many optimizer steps a run takes; None where the number of its steps is not known."""
+def total_updates(config: Config, ppo_epochs: int, idle_steps: int = 0) -> int | None:
+    """How many optimizer steps a run takes with a role that rests for the first `idle_steps` of its
+    steps; None where the number of these is not known."""
     steps = config.trainer.steps
     mini_batches = -(-config.data.train_batch_size // config.actor.ppo_mini_batch_size)
-    return None if steps is None else steps * mini_batches * ppo_epochs
+    return None if steps is None else max(0, steps - idle_steps) * mini_batches * ppo_epochs

@@ -30,6 +30,7 @@ def warm_up(
         )
         parts = spread(rows.lengths.tolist(), actor.pool.num_ranks)
         loss = actor.supervise([rows.select(part) for part in parts])[0]["loss"]
+    actor.end_warm_up()
     return loss
 
 

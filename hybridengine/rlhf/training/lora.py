@@ -55,7 +55,7 @@ def has_adapters(module: nn.Module) -> bool:
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Inside, the model is the one before training, for the reference; not for gradients."""
+    """Inside, the model is the one below the adapters, for the reference; not for gradients."""
     layers = [layer for _, layer in _adapted(module)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -113,6 +113,16 @@ def merged_tensors(
         local(target).copy_(_merged(local(tensor), adapted[name]))
         merged[plain] = target
     return merged
+
+
+@torch.no_grad()
+def fold_adapters(module: nn.Module) -> None:
+    """Writes what adapters have learned into the weights below them, and sets their B to 0: outputs
+    stay as they are, up to rounding. Nothing happens without adapters. Collective."""
+    for _, layer in _adapted(module):
+        base = local(layer.base_layer.weight)
+        base.copy_(_merged(base, layer))
+        local(layer.lora_B[_ADAPTER].weight).zero_()
 
 
 def _merged(base: torch.Tensor, layer: Any) -> torch.Tensor:
