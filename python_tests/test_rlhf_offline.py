@@ -1,8 +1,9 @@
-"""Offline runs: what they make of given responses, and that they go on where they stopped."""
+"""Offline runs go on where they stopped, and so do the files of rollouts that they read."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.loop import Loop
 from hybridengine.rlhf.trainer.offline import Offline
+from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.run import _prepare
 from hybridengine.rlhf.trainer.step import Steps
 
@@ -43,7 +45,8 @@ def _config(tmp_path: Path, rows: list[dict[str, Any]], *overrides: str) -> Conf
 
 def _trained(config: Config, context: Any, folder: Path) -> Loop:
     """A run as `train` has it, on one rank of this process."""
-    source = Offline(config, open_tokenizer(config))
+    made = Offline if config.data.mode == "offline" else Prompts
+    source = made(config, open_tokenizer(config))
     roles = rlhf_local_roles.local_roles(context, config)
     steps = Steps(config, roles)
     checkpoints = Checkpoints(folder, roles.saved(config), config.trainer.keep_checkpoints)
@@ -73,3 +76,24 @@ def test_a_resume_keeps_the_log_probs_that_the_run_began_with(tmp_path: Path) ->
     ]
     assert numbers[0][2:] == numbers[1]
     assert numbers[0][3]["actor/ratio_max_error"] > 0.1  # far from where the run began
+
+
+def test_a_resume_writes_no_response_twice(tmp_path: Path) -> None:
+    run = [f"run.dir={tmp_path}", "run.name=r", "trainer.save_rollouts=true", "trainer.ranks=1"]
+    saved = ["trainer.save_interval=1", "trainer.keep_checkpoints=2", "algorithm.advantage=rloo"]
+    config = load_config([*SMALL, *run, *saved, "warmup.steps=0", "trainer.eval_interval=0"])
+    folder = tmp_path / "r"
+
+    def rows() -> list[str]:
+        return (folder / "rollouts" / "rank_0.jsonl").read_text().splitlines()
+
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        _trained(config, context, folder)
+        unbroken = rows()
+        shutil.rmtree(folder / "checkpoints" / "step_00000002")  # killed while it was written
+        with (folder / "rollouts" / "rank_0.jsonl").open("a") as file:
+            file.write(unbroken[0][:20])
+        again = replace(config, run=replace(config.run, resume=True))
+        _trained(again, context, folder)
+    assert rows() == unbroken
+    assert sorted(json.loads(row)["sample_id"] for row in unbroken) == list(range(40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +140,19 @@ def test_ground_truths_that_are_no_text_reach_the_reward(tmp_path: Path) -> None
         roles.reward.close()
     assert scored.task_scores == [1.0, 2.0, 4.0]
     assert scored.errors == 0
+
+
+def test_a_warm_up_takes_no_cut_answer_for_a_whole_one(tmp_path: Path) -> None:
+    row = {"prompt": "1+1=", "response": "22", "truncated": True}
+    config = _config(tmp_path, row, "warmup.steps=1", "warmup.batch_size=2", *_LENGTH)
+    seen: list[Any] = []
+
+    def supervise(parts: list[Any]) -> list[dict[str, float]]:
+        seen.extend(parts)
+        return [{"loss": 0.0}]
+
+    actor: Any = SimpleNamespace(pool=SimpleNamespace(num_ranks=1), supervise=supervise)
+    source = Prompts(config, open_tokenizer(config))
+    warm_up(config, actor, source.encoder, source.train)
+    ends = sorted(ids.tolist()[-2:] for ids in seen[0]["ids"].split(seen[0].lengths.tolist()))
+    assert ends == [[50, 2], [50, 50]]  # "2" and eos; "22"

@@ -169,7 +169,7 @@ class Trainer:
         choices=("checkpoint", "float32", "bfloat16", "float16"),
     )
     save_rollouts: bool = key(
-        False, "keep every response with its score in rollouts/, which offline runs read"
+        False, "keep the responses trained on in rollouts/, with scores, ids and log-probs"
     )
     loggers: list[str] = key(
         ["console", "jsonl", "tensorboard"], "console, jsonl, tensorboard, wandb"

@@ -25,7 +25,8 @@ from hybridengine.rlhf.data.responses import (
     encode_pairs,
     encode_preferences,
 )
-from hybridengine.rlhf.data.samples import Message, Pair, Sample
+from hybridengine.rlhf.data.rollout_rows import drop_groups, token_columns
+from hybridengine.rlhf.data.samples import Message, Pair, Sample, Tokens
 from hybridengine.rlhf.data.source import open_data
 
 __all__ = [
@@ -39,7 +40,9 @@ __all__ = [
     "PromptEncoder",
     "PromptLoader",
     "Sample",
+    "Tokens",
     "character_tokenizer",
+    "drop_groups",
     "encode_pairs",
     "encode_preferences",
     "hold_out",
@@ -48,4 +51,5 @@ __all__ = [
     "open_data",
     "read_files",
     "read_pairs",
+    "token_columns",
 ]

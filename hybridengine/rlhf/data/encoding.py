@@ -149,11 +149,18 @@ class PromptEncoder:
         rows = [next(other) if by else self._bare(next(plain)) for by in templated]
         return [(ids if text else [], text) for ids, text in zip(rows, texts, strict=True)]
 
-    def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts that follow a prompt: no special tokens but eos, which ends each."""
+    def encode_answers(
+        self, texts: Sequence[str], truncated: Sequence[bool] | None = None
+    ) -> list[list[int]]:
+        """Ids of texts that follow a prompt: no special tokens but eos, which ends each that was
+        not `truncated`."""
         eos = self.tokenizer.eos_token_id
+        cut = [False] * len(texts) if truncated is None else truncated
         rows = self._ids(texts, special=False)
-        return [ids if ids[-1:] == [eos] else [*ids, eos] for ids in rows]
+        return [
+            ids if open_ended or ids[-1:] == [eos] else [*ids, eos]
+            for ids, open_ended in zip(rows, cut, strict=True)
+        ]
 
     def is_overlong(self, sample: Sample | Pair, ids: Sequence[int]) -> bool:
         """Whether a prompt is to be left out. Throws UsageError where overlong is "error"."""

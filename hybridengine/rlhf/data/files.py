@@ -15,6 +15,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Data
 from hybridengine.rlhf.data.preferences import pair_of_row
 from hybridengine.rlhf.data.prompts import prompt_of_row, text_of_row
+from hybridengine.rlhf.data.rollout_rows import tokens_of_row, truncated_of_row
 from hybridengine.rlhf.data.rows import Row, missing_column, read_rows
 from hybridengine.rlhf.data.samples import Pair, Sample
 
@@ -28,7 +29,8 @@ def read_files(paths: Sequence[str | Path], data: Data) -> list[Sample]:
 
     Besides the columns that `data` names, two others of verl's files are read where those are
     missing: `reward_model`, whose `ground_truth` is taken, and `extra_info` for extra. A
-    data_source that no column gives is the file's name without suffix.
+    data_source that no column gives is the file's name without suffix. Columns of tokens are read
+    too; see rollout_rows.py.
 
     Throws UsageError that names file, row and column: a file that is missing, malformed or empty, a
     missing column, a value of a wrong type.
@@ -92,6 +94,8 @@ def _sample(index: int, row: Row, data: Data, required: Sequence[str]) -> Sample
         ground_truth=_ground_truth(row, data.ground_truth_key, required),
         data_source=_data_source(row, data.data_source_key),
         extra=row.values.get(data.extra_key, row.values.get("extra_info")),
+        truncated=truncated_of_row(row),
+        tokens=tokens_of_row(row),
         where=row.where(),
     )
 

@@ -1,22 +1,26 @@
 """responses: prompts with given answers as token ids, for supervised, offline and pair training.
 
 Prompt and answer are tokenised apart and joined, so that no token lies over the border and the
-prompt's ids are those that generation starts from. Every answer ends with eos.
+prompt's ids are those that generation starts from. An answer ends with eos unless it was cut. Ids
+that the data has of both are taken as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.data.encoding import Counts, PromptEncoder
 from hybridengine.rlhf.data.samples import Pair, Sample
 
+_SHOWN = 40  # characters of a text in an error
+
 
 @dataclass(frozen=True)
 class EncodedResponse:
-    """`ids`: prompt, response and eos; the response starts at `prompt_length`."""
+    """`ids`: prompt and response; the response starts at `prompt_length`."""
 
     sample: Sample
     ids: list[int]
@@ -39,26 +43,57 @@ def encode_pairs(
     """Prompts with their responses, in order. What is longer than either limit, eos included, is
     left out and counted; so is an empty prompt or response.
 
-    Throws UsageError for a sample without a response, where none is kept, and for a prompt too long
-    unless the encoder filters them.
+    Throws UsageError for a sample without a response or with ids of another tokenizer, where none
+    is kept, and for a prompt too long unless the encoder filters them.
     """
-    texts = []
+    kept: list[EncodedResponse] = []
+    tally = _Tally(encoder, max_response_length)
+    for sample, prompt, answer in _rows_of(encoder, samples):
+        # A text has eos at its end: alone, it ends nothing. One that was sampled is an answer.
+        shortest = 1 if sample.tokens is not None or sample.truncated else 2
+        if tally.keeps(sample, prompt, answer, shortest=shortest):
+            kept.append(EncodedResponse(sample, prompt + answer, len(prompt)))
+    return kept, tally.counts()
+
+
+def _rows_of(
+    encoder: PromptEncoder, samples: Sequence[Sample]
+) -> Iterator[tuple[Sample, list[int], list[int]]]:
+    """Samples with the ids of prompt and response, in order."""
     for sample in samples:
         if sample.response is None:
             raise UsageError(
                 f"{sample.name()} ({sample.data_source}) has no response to learn from. "
                 f"Give the data a column of responses, named by data.response_key."
             )
-        texts.append(sample.response)
-    answers = encoder.encode_answers(texts)
-    kept: list[EncodedResponse] = []
-    tally = _Tally(encoder, max_response_length)
-    for sample, (ids, _), answer in zip(
-        samples, encoder.encode_prompts(samples), answers, strict=True
-    ):
-        if tally.keeps(sample, ids, answer):
-            kept.append(EncodedResponse(sample, ids + answer, len(ids)))
-    return kept, tally.counts()
+    _check_tokens(encoder.tokenizer, samples)
+    texts = [each for each in samples if each.tokens is None]
+    prompts = iter(encoder.encode_prompts(texts))
+    answers = iter(
+        encoder.encode_answers(
+            [str(each.response) for each in texts], [each.truncated for each in texts]
+        )
+    )
+    for sample in samples:
+        if sample.tokens is None:
+            yield sample, next(prompts)[0], next(answers)
+        else:
+            yield sample, sample.tokens.prompt_ids, sample.tokens.response_ids
+
+
+def _check_tokens(tokenizer: Any, samples: Sequence[Sample]) -> None:
+    """Throws UsageError where ids say something else than the text beside them: they are of another
+    tokenizer. Of a response that was not sampled in one piece the text may be a part only."""
+    for sample in samples:
+        if sample.tokens is None or not all(sample.tokens.response_mask):
+            continue
+        text = tokenizer.decode(sample.tokens.response_ids, skip_special_tokens=True)
+        if text != sample.response:
+            raise UsageError(
+                f"{sample.name()}: response_ids are {text[:_SHOWN]!a} to this tokenizer, and the "
+                f"response is {str(sample.response)[:_SHOWN]!a}. Set model.tokenizer to that of "
+                "the run which wrote them, or leave the columns of ids out."
+            )
 
 
 def encode_preferences(
@@ -87,9 +122,11 @@ class _Tally:
         self._encoder, self._max_response_length = encoder, max_response_length
         self._kept = self._too_long = self._empty = 0
 
-    def keeps(self, sample: Sample | Pair, prompt: list[int], *answers: list[int]) -> bool:
-        """Answers have eos at their end: one of length 1 is empty."""
-        if not prompt or any(len(answer) < 2 for answer in answers):
+    def keeps(
+        self, sample: Sample | Pair, prompt: list[int], *answers: list[int], shortest: int = 2
+    ) -> bool:
+        """An answer of fewer than `shortest` tokens is empty: by default one of eos alone."""
+        if not prompt or any(len(answer) < shortest for answer in answers):
             self._empty += 1
             return False
         longest = max(len(answer) for answer in answers)

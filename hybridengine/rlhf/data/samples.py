@@ -9,12 +9,25 @@ Message: TypeAlias = dict[str, Any]  # of a chat: "role" and "content", both str
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """Prompt and response as a policy was fed and sampled them. By token of the response:
+    `response_mask`, whether the policy chose it, and `log_probs`, by which it did, where they are
+    known."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[bool]
+    log_probs: list[float] | None
+
+
+@dataclass(frozen=True)
 class Sample:
     """A prompt and what a reward needs to judge an answer to it.
 
     `index` counts samples over all files of a split, in their order. `response` is the answer that
-    the data gives, for supervised and offline training; None where there is none. `where` is the
-    place that it was read from, `train.jsonl:12`, which is no part of what the sample says.
+    the data gives, for supervised and offline training; None where there is none. One that was
+    `truncated` has no end; `tokens` are there where the data has them. `where` is the place that it
+    was read from, `train.jsonl:12`, which is no part of what the sample says.
     """
 
     index: int
@@ -23,6 +36,8 @@ class Sample:
     ground_truth: Any
     data_source: str
     extra: Any
+    truncated: bool = False
+    tokens: Tokens | None = None
     where: str = field(default="", compare=False)
 
     def name(self) -> str:

@@ -15,7 +15,7 @@ from hybridengine.rlhf.algorithms import overlong_penalty
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.rewards import Item, RewardProcesses, Score
-from hybridengine.rlhf.roles.rollouts import open_rollouts
+from hybridengine.rlhf.roles.rollout_file import open_rollout_file
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -25,13 +25,16 @@ class RewardRole(Role):
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
         self._processes = RewardProcesses(config.reward)
-        self._kept = open_rollouts(context, config) if config.trainer.save_rollouts else None
+        self._kept = open_rollout_file(context, config) if config.trainer.save_rollouts else None
 
     @dispatch("by_rank", returns="reference")
-    def score(self, shard: tuple[Batch, Batch | None]) -> tuple[Batch, dict[str, Any]]:
+    def score(
+        self, shard: tuple[Batch, Batch | None], keep: bool = False
+    ) -> tuple[Batch, dict[str, Any]]:
         """Rows, with model_scores where there is a reward model: the rows with `task_scores`, the
         sum of functions and model, and `scores`, which have the penalty for length too. Texts and
-        objects end here: training needs none."""
+        objects end here: training needs none. `keep`: with `trainer.save_rollouts` these rows are
+        written; those that measure are not."""
         began = time.perf_counter()
         batch, model_scores = shard
         items = [
@@ -49,7 +52,7 @@ class RewardRole(Role):
         if model_scores is not None:
             found = self._judged(items, found, model_scores["model_scores"].tolist())
         task = torch.tensor([score.value for score in found], dtype=torch.float64)
-        if self._kept is not None:
+        if keep and self._kept is not None:
             self._kept.add(batch, task.tolist())
         scored = replace(batch, objects={}).with_rows(
             task_scores=task, scores=task + self._length_penalty(batch)

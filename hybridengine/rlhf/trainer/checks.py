@@ -66,6 +66,27 @@ def check_ground_truth(reward: Reward, encoded: Sequence[Encoded | EncodedRespon
             )
 
 
+def check_tokens(config: Config, encoded: Sequence[EncodedResponse]) -> None:
+    """Throws UsageError for the first response with ids that the model has no row for, or without
+    the log-probs that a correction compares with."""
+    model = _hf_config(config.model.path, config.model.config, "model")
+    rows = getattr(model, "vocab_size", None)
+    corrected = config.algorithm.rollout_correction != "none"
+    for each in encoded:
+        tokens, name = each.sample.tokens, each.sample.name()
+        if rows is not None and max(each.ids) >= rows:
+            raise UsageError(
+                f"{name}: there is a token of id {max(each.ids)}, and the model has rows for "
+                f"{rows}. Train the model that sampled it, or leave the columns of ids out."
+            )
+        if corrected and (tokens is None or tokens.log_probs is None):
+            raise UsageError(
+                f"{name}: there are no log_probs, which algorithm.rollout_correction="
+                f"{config.algorithm.rollout_correction} compares with. Set it to none, or give "
+                "rollouts as trainer.save_rollouts writes them."
+            )
+
+
 def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
     from transformers import AutoConfig
 

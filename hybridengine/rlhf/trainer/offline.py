@@ -14,8 +14,15 @@ import torch
 
 from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, encode_pairs, open_data
-from hybridengine.rlhf.trainer.checks import check_ground_truth
+from hybridengine.rlhf.data import (
+    Encoded,
+    EncodedResponse,
+    PromptEncoder,
+    PromptLoader,
+    encode_pairs,
+    open_data,
+)
+from hybridengine.rlhf.trainer.checks import check_ground_truth, check_tokens
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.trainer.rows import Rows
@@ -39,6 +46,8 @@ class Offline:
             self.encoder, open_data(config, "train"), data.max_response_length
         )
         check_ground_truth(config.reward, self._encoded)
+        check_tokens(config, self._encoded)
+        self._has_log_probs = all(map(_has_log_probs, self._encoded))
         serials: dict[tuple[int, ...], int] = {}
         self._groups = [
             serials.setdefault(tuple(each.ids[: each.prompt_length]), len(serials))
@@ -95,7 +104,7 @@ class Offline:
                 Scored(
                     lengths=lengths,
                     responses=(batch.lengths - batch["prompt_length"]).tolist(),
-                    truncated=[False] * len(rows),
+                    truncated=batch["truncated"].tolist(),
                     groups=[self._groups[row] for row in rows],
                     **found,
                 )
@@ -108,10 +117,11 @@ class Offline:
         answers = [each.ids[each.prompt_length :] for each in some]
         return (
             as_rows(prompts, answers)
+            .with_tokens(**_token_columns(some, log_probs=self._has_log_probs))
             .with_rows(
                 sample_id=torch.tensor(rows),
                 group=torch.tensor([self._groups[row] for row in rows]),
-                truncated=torch.zeros(len(rows), dtype=torch.bool),
+                truncated=torch.tensor([each.sample.truncated for each in some]),
             )
             .with_objects(
                 prompt=[str(each.sample.prompt) for each in some],
@@ -122,3 +132,22 @@ class Offline:
                 where=[each.sample.name() for each in some],
             )
         )
+
+
+def _has_log_probs(each: EncodedResponse) -> bool:
+    return each.sample.tokens is not None and each.sample.tokens.log_probs is not None
+
+
+def _token_columns(some: Sequence[EncodedResponse], *, log_probs: bool) -> dict[str, torch.Tensor]:
+    """mask, and rollout_log_probs where all rows have them."""
+    mask: list[bool] = []
+    sampled: list[float] = []
+    for each in some:
+        tokens, length = each.sample.tokens, len(each.ids) - each.prompt_length
+        mask += [False] * each.prompt_length
+        mask += [True] * length if tokens is None else tokens.response_mask
+        if log_probs:
+            assert tokens is not None and tokens.log_probs is not None
+            sampled += [0.0] * each.prompt_length + tokens.log_probs
+    columns = {"mask": torch.tensor(mask, dtype=torch.bool)}
+    return {**columns, "rollout_log_probs": torch.tensor(sampled)} if log_probs else columns

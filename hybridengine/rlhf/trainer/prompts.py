@@ -62,7 +62,7 @@ class Prompts:
         `max_filter_rounds` times; metrics are then of all responses."""
         algorithm = self._config.algorithm
         self._prompt_of.clear()
-        drawn, kept = [steps.respond(self.draw(), clock)], []
+        drawn, kept = [steps.respond(self.draw(), clock, keep=True)], []
         if algorithm.group_filter == "none":
             return drawn[0], drawn[0].metrics()
         kept.append(steps.informative(drawn[0]))
@@ -70,7 +70,7 @@ class Prompts:
             len(drawn) < algorithm.max_filter_rounds
             and sum(_num_groups(part) for part in kept) < self._size
         ):
-            drawn.append(steps.respond(self.draw(), clock))
+            drawn.append(steps.respond(self.draw(), clock, keep=True))
             kept.append(steps.informative(drawn[-1]))
         full = _first_groups(Scored.concat(kept), self._size)
         metrics = Scored.concat(drawn).metrics()
@@ -88,6 +88,11 @@ class Prompts:
         greedy = steps.respond(prompts, clock, {"greedy": True})
         by_group = dict(zip(greedy.groups, greedy.scores, strict=True))
         return [by_group[group] for group in scored.groups]
+
+    @property
+    def next_group(self) -> int:
+        """The serial number of the prompt that is drawn next."""
+        return self._serial
 
     def state_dict(self) -> dict[str, Any]:
         return {"loader": self._loader.state_dict(), "serial": self._serial}

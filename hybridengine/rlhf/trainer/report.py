@@ -25,7 +25,7 @@ _LEFT = {
     "samples.jsonl": "prompts with answers before and after",
     "metrics.jsonl": "every number of every step",
     "summary.json": "the numbers of the run",
-    "rollouts": "every response with its score",
+    "rollouts": "the responses trained on, with scores",
     "checkpoints": "run.resume=true goes on from here",
     "hf": "the model, for from_pretrained",
 }

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import drop_groups
 from hybridengine.rlhf.logging import busy, open_screen, open_sinks
 from hybridengine.rlhf.model_files import check_models
+from hybridengine.rlhf.roles.rollout_file import rollouts_folder
 from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.checks import check_attention, check_cuts, checked_tokenizer
@@ -130,6 +132,8 @@ def _prepare(
             steps.roles.reference.freeze()
         source.begin(steps)
         loop.restore()
+        if isinstance(source, Prompts):  # what was sampled behind the checkpoint is sampled again
+            drop_groups(rollouts_folder(config), source.next_group)
     else:
         if isinstance(source, Prompts):
             loss = warm_up(config, steps.roles.actor, source.encoder, source.train)

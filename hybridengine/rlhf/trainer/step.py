@@ -39,12 +39,19 @@ class Steps:
         self._filter = group_filter.get(config.algorithm.group_filter)
 
     def respond(
-        self, prompts: Batch, clock: Clock, options: dict[str, Any] | None = None
+        self,
+        prompts: Batch,
+        clock: Clock,
+        options: dict[str, Any] | None = None,
+        *,
+        keep: bool = False,
     ) -> Scored:
-        """Generates responses to `prompts` and scores them; rows in the order of `prompts`."""
+        """Generates responses to `prompts` and scores them; rows in the order of `prompts`.
+        `keep`: they are what the run trains on, which trainer.save_rollouts writes."""
         rows, pieces = self._generate(prompts, clock, options)
         lengths = _by_row(pieces, rows, "lengths")
-        scored = self.score(Rows.of(pieces, rows), lengths, clock, _hosts_of(rows, self._scorers))
+        hosts = _hosts_of(rows, self._scorers)
+        scored = self.score(Rows.of(pieces, rows), lengths, clock, hosts, keep=keep)
         return Scored(
             lengths=lengths,
             responses=_by_row(pieces, rows, "responses"),
@@ -59,7 +66,13 @@ class Steps:
         return _by_row(pieces, rows, "texts")
 
     def score(
-        self, rows: Rows, lengths: list[int], clock: Clock, parts: list[list[int]] | None = None
+        self,
+        rows: Rows,
+        lengths: list[int],
+        clock: Clock,
+        parts: list[list[int]] | None = None,
+        *,
+        keep: bool = False,
     ) -> dict[str, Any]:
         """Fields of Scored for `rows`: those with scores, and the scores. `parts` says which rows
         go to which rank of the reward's pool. Throws UsageError where rewards failed for all."""
@@ -74,7 +87,7 @@ class Steps:
             clock.busy("reward", _seconds(found))
             columns = Rows.of(found, handed)
             judged = [columns.picks(part) for part in parts]
-        pieces = self.roles.reward.score(list(zip(shards, judged, strict=True)))
+        pieces = self.roles.reward.score(list(zip(shards, judged, strict=True)), keep)
         clock.busy("reward", _seconds(pieces))
         errors = [error for piece in pieces for error in piece.summary["errors"]]
         _refuse_nothing_but_errors(errors, len(lengths))

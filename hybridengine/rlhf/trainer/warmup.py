@@ -26,7 +26,9 @@ def warm_up(
         chosen = loader.next_batch()
         rows = as_rows(
             [train[index].ids for index in chosen],
-            encoder.encode_answers([answers[index] for index in chosen]),
+            encoder.encode_answers(
+                [answers[index] for index in chosen], [_is_cut(train[index]) for index in chosen]
+            ),
         )
         parts = spread(rows.lengths.tolist(), actor.pool.num_ranks)
         loss = actor.supervise([rows.select(part) for part in parts])[0]["loss"]
@@ -39,6 +41,11 @@ def check_answers(config: Config, train: Sequence[Encoded]) -> None:
     has had its own."""
     if config.warmup.steps and not config.run.resume:
         _answers(train)
+
+
+def _is_cut(each: Encoded) -> bool:
+    """Whether its answer is a response that nothing ended."""
+    return each.sample.response is not None and each.sample.truncated
 
 
 def _answers(train: Sequence[Encoded]) -> list[str]:
