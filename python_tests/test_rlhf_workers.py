@@ -92,6 +92,11 @@ def test_calls_that_are_sent_run_in_order_and_answer_when_asked(worker: WorkerGr
     assert len(sent[0].refs) == 2
 
 
+def test_names_of_pools_are_used_once(pool: Pool) -> None:
+    with pytest.raises(UsageError, match=r"has a pool 'train' already\. Give it another"):
+        Pool.create(pool.cluster, "train", 1)
+
+
 def test_wrong_calls_are_refused_before_they_are_sent(worker: WorkerGroup) -> None:
     with pytest.raises(
         UsageError, match=r"worker.scale takes one entry for each of the 2 ranks.*3"
@@ -141,6 +146,18 @@ def test_picked_rows_of_several_references_are_one_batch(worker: WorkerGroup) ->
     assert truncated_0 == [True, True, False]
     assert prompts_0 == ["1-2", "1-0", "0-1"]
     assert ids_1 == [0, 10, 11, 20, 21, 22]
+
+
+def test_rows_that_two_ranks_take_are_cut_where_they_lie(pool: Pool, worker: WorkerGroup) -> None:
+    import ray
+
+    _, b = worker.make_rows()
+    stored = ray.get([part.ref for part in pool.cluster.cut(b, [[2, 0], [1]])])
+    parts = ray.get([each.ref for each in stored])
+    assert [part["prompt"] for part in parts] == [["1-2", "1-0"], ["1-1"]]
+    assert [part["ids"].tolist() for part in parts] == [[120, 121, 122, 100], [110, 111]]
+    (ids_0, *_), (ids_1, *_) = worker.ids([Pick(b, [1]), Pick(b, [2, 0])])
+    assert (ids_0, ids_1) == ([110, 111], [120, 121, 122, 100])
 
 
 def test_references_are_found_inside_of_arguments(worker: WorkerGroup) -> None:

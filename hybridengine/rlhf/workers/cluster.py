@@ -24,7 +24,7 @@ from hybridengine.processes.search_path import search_path
 from hybridengine.rlhf.config import schema
 from hybridengine.rlhf.workers import placement, transfer
 from hybridengine.rlhf.workers.local_ray import LocalRay, token_environment
-from hybridengine.rlhf.workers.reference import Reference
+from hybridengine.rlhf.workers.reference import Reference, cut_rows
 
 if TYPE_CHECKING:
     from hybridengine.rlhf.workers.pool import Pool
@@ -85,6 +85,16 @@ class Cluster:
     def put(self, value: Any, summary: Any = None) -> Reference:
         """`value` in the object store, once for all ranks that it will be passed to."""
         return Reference(ray.put(value), summary)
+
+    def cut(self, piece: Reference, parts: list[list[int]]) -> list[Reference]:
+        """The rows `parts[i]` of the batch behind `piece`, each in the store of the rank that has
+        it. Returns at once."""
+        if piece.rank < 0:
+            batch = ray.get(piece.ref)
+            return [self.put(part) for part in cut_rows(batch, parts)]
+        pool = next(pool for pool in self.pools if pool.name == piece.pool)
+        refs = pool.cut(piece, parts)
+        return [Reference(ref, None, piece.rank, piece.pool) for ref in refs]
 
     def check(self) -> None:
         """Throws UsageError once it is closed."""

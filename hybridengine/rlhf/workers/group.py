@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.workers.cutting import with_parts
 from hybridengine.rlhf.workers.reference import Reference
 from hybridengine.rlhf.workers.role import Dispatch, Role, dispatched_methods
 from hybridengine.rlhf.workers.waiting import Call, wait_for
@@ -33,7 +34,8 @@ class Pending:
         """What a method that returns by reference will have returned, by rank, without summaries:
         to be passed on to the next call before this one has ended. result() of this one comes
         first then, so that a failure is seen where it was."""
-        return [Reference(value, None, rank) for rank, value in enumerate(self._values)]
+        pool = self._call.pool.name
+        return [Reference(value, None, rank, pool) for rank, value in enumerate(self._values)]
 
     def result(self) -> Any:
         """What the call gives back, as `dispatch(collect=...)` says. Blocks until every rank has
@@ -43,10 +45,8 @@ class Pending:
             self._results = wait_for(self._call)
             if self._dispatch.returns == "reference":
                 self._results = [
-                    Reference(value, summary, rank)
-                    for rank, (value, summary) in enumerate(
-                        zip(self._values, self._results, strict=True)
-                    )
+                    replace(reference, summary=summary)
+                    for reference, summary in zip(self.references, self._results, strict=True)
                 ]
         return _collected(self._results, self._dispatch.collect)
 
@@ -101,7 +101,7 @@ class GroupMethod:
                 f"{self.role}.{self.name} takes one entry for each of the {world} ranks of pool "
                 f"{self.pool.name!r}, not {has}. Pass a list by rank as the first argument."
             )
-        return [(part, *args[1:]) for part in parts]
+        return [(part, *args[1:]) for part in with_parts(parts, self.pool.cluster.cut)]
 
 
 class WorkerGroup:

@@ -19,7 +19,8 @@ from hybridengine.rlhf.workers import placement
 from hybridengine.rlhf.workers.cluster import Cluster
 from hybridengine.rlhf.workers.group import WorkerGroup, sending
 from hybridengine.rlhf.workers.placement import PoolSpec
-from hybridengine.rlhf.workers.rank import WATCH, RankProcess
+from hybridengine.rlhf.workers.rank import ASIDE, RankProcess
+from hybridengine.rlhf.workers.reference import Reference
 from hybridengine.rlhf.workers.role import Role
 from hybridengine.rlhf.workers.waiting import Call, wait_for
 
@@ -49,7 +50,7 @@ class Pool:
         self._failure: Exception | None = None
         env = {**_ENV, "HYBRIDENGINE_TOKEN": cluster.token, **spec.env}
         folder = current_folder()
-        actor = ray.remote(concurrency_groups=WATCH)(RankProcess)  # type: ignore[call-overload]
+        actor = ray.remote(concurrency_groups=ASIDE)(RankProcess)  # type: ignore[call-overload]
         self.processes = [
             actor.options(
                 num_cpus=spec.cpus_per_rank,
@@ -97,6 +98,13 @@ class Pool:
         """A method that is answered while another one runs."""
         return getattr(self.processes[rank], method).options(concurrency_group="watch").remote()
 
+    def cut(self, piece: Reference, parts: list[list[int]]) -> list[Any]:
+        """Ray's refs of the parts of what a rank of this pool made; see RankProcess.cut."""
+        process = self.processes[piece.rank]
+        sent = process.cut.options(concurrency_group="rows", num_returns=len(parts))
+        refs: list[Any] = sent.remote(piece, parts)
+        return refs
+
     def meet(self) -> None:
         """The ranks find each other. Blocks, and throws what a rank raised."""
         places = self._wait("", "prepare", self._prepared)
@@ -142,6 +150,8 @@ def create_pools(
     for name, spec in specs.items():
         if spec.num_ranks < 1:
             raise UsageError(f"pool {name!r} has {spec.num_ranks} ranks. Use 1 or more.")
+        if any(pool.name == name for pool in cluster.pools):
+            raise UsageError(f"the cluster has a pool {name!r} already. Give it another name.")
     if cluster.local:
         placement.check_total(specs)
     limit_s = cluster.config.placement_timeout_s if timeout_s is None else timeout_s

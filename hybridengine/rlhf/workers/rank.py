@@ -1,8 +1,9 @@
 """rank: the process of one rank. It holds roles and runs their methods, one at a time.
 
 What a method raises does not leave it as an exception but as a Failure, so that the controller
-can tell cause from echo. Two more threads answer while a method runs: one is asked how far it is,
-the other waits for ever, so that the controller sees the end of the process at once.
+can tell cause from echo. More threads answer while a method runs: one is asked how far it is, one
+waits for ever, so that the controller sees the end of the process at once, and one cuts what this
+rank has made into parts that others take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import ray
 import hybridengine
 from hybridengine import _core
 from hybridengine.rlhf.workers.failure import Failure
-from hybridengine.rlhf.workers.reference import Resolver
+from hybridengine.rlhf.workers.reference import Reference, Resolver, Stored, cut_rows
 from hybridengine.rlhf.workers.role import RankContext, Role
 
 _ENGINE = Path(hybridengine.__file__).parent
@@ -31,8 +32,8 @@ _TRAINER = _ENGINE / "rlhf"
 _STORE_WAIT_S = 300.0
 _PARENT_POLL_S = 0.5
 
-# The concurrency group of what answers while a method runs, and its threads.
-WATCH = {"watch": 2}
+# The concurrency groups of what answers while a method runs, and their threads.
+ASIDE = {"watch": 2, "rows": 1}
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,11 @@ class RankProcess:
         path = Path(last.filename)
         place = f"at {path.name}:{last.lineno}, in {last.name}"
         return Running(time.monotonic() - started, place, _moves_data(path))
+
+    def cut(self, piece: Reference, parts: list[list[int]]) -> tuple[Stored, ...]:
+        """The rows of each part, in this host's store. Waits until the piece is made; pieces are
+        cut in the order in which they were asked for, which is that in which they are made."""
+        return tuple(Stored(ray.put(rows)) for rows in cut_rows(ray.get(piece.ref), parts))
 
     def end(self) -> None:
         """Does not return: the call ends when the process does."""
