@@ -81,22 +81,32 @@ def random_batch(seed: int, num_rows: int = 6, num_tokens: int = 9) -> Batch:
     return Batch(mask, tensors, rows)
 
 
+# Cases by name: the loss, and its options where they are not the defaults.
+POLICY_LOSSES: dict[str, tuple[str, dict[str, float]]] = {
+    "clip": ("clip", {}),
+    "dapo": ("clip", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.25}),
+    "gspo": ("gspo", {}),
+    "cispo": ("cispo", {}),
+}
+_BOUNDS = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4)}
+
+
 def clipped(ratio: float, advantage: float, low: float, high: float) -> float:
     return max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
 
 
 def policy_row(name: str, new: Row, old: Row, advantages: Row) -> Row:
-    """The losses of one row, with the default options."""
+    """The losses of one row, with the options in POLICY_LOSSES."""
     ratios = [math.exp(a - b) for a, b in zip(new, old, strict=True)]
     if name == "gspo" and ratios:
         mean = sum(a - b for a, b in zip(new, old, strict=True)) / len(ratios)
         ratios = [math.exp(mean)] * len(ratios)
-    bounds = {"clip-higher": (0.2, 0.28), "gspo": (3e-4, 4e-4)}.get(name, (0.2, 0.2))
+    bounds = _BOUNDS.get(name, (0.2, 0.2))
     losses = []
     for log_prob, ratio, advantage in zip(new, ratios, advantages, strict=True):
         loss = clipped(ratio, advantage, *bounds)
-        if name == "dual-clip" and advantage < 0:
-            loss = min(loss, -3.0 * advantage)
+        if name == "dapo" and advantage < 0:
+            loss = min(loss, -1.25 * advantage)
         if name == "cispo":
             loss = -min(ratio, 5.0) * advantage * log_prob
         losses.append(loss)
@@ -108,13 +118,13 @@ def policy_slopes(name: str, new: Row, old: Row, advantages: Row) -> Row:
     ratios = [math.exp(a - b) for a, b in zip(new, old, strict=True)]
     if name == "gspo" and ratios:
         ratios = [math.exp(sum(math.log(r) for r in ratios) / len(ratios))] * len(ratios)
-    low, high = {"clip-higher": (0.2, 0.28), "gspo": (3e-4, 4e-4)}.get(name, (0.2, 0.2))
+    low, high = _BOUNDS.get(name, (0.2, 0.2))
     slopes = []
     for ratio, advantage in zip(ratios, advantages, strict=True):
         free = not (
             (advantage > 0 and ratio > 1 + high)
             or (advantage < 0 and ratio < 1 - low)
-            or (name == "dual-clip" and advantage < 0 and ratio > 3.0)
+            or (name == "dapo" and advantage < 0 and ratio > 1.25)
         )
         slope = -advantage * ratio if free else 0.0
         if name == "cispo":

@@ -74,9 +74,8 @@ class _Bandit:
     ("estimator", "loss", "mode", "groups"),
     [
         ("gae", "clip", "token-mean", "none"),
-        ("gae", "dual-clip", "token-mean", "none"),
         ("grpo", "clip", "seq-mean-token-mean", "none"),
-        ("grpo", "clip-higher", "token-mean", "dapo"),
+        ("grpo", "clip", "token-mean", "dapo"),
         ("grpo", "gspo", "seq-mean-token-mean", "none"),
         ("grpo", "cispo", "token-mean", "none"),
         ("rloo", "clip", "seq-mean-token-sum", "none"),

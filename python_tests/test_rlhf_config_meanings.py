@@ -34,7 +34,7 @@ _KEYS = {
     "actor.kl_loss_coef": "algorithm.kl_coef",
     "actor.use_kl_loss": "algorithm.kl.where",
     "algorithm.adv_estimator": "algorithm.advantage",
-    "algorithm.clip_ratio_c": "algorithm.dual_clip_ratio",
+    "algorithm.dual_clip_ratio": "algorithm.clip_ratio_c",
     "algorithm.kl_ctrl.type": "algorithm.kl.controller",
     "algorithm.norm_adv_by_std_in_grpo": "algorithm.scale_advantages",
     "custom_reward_function.path": "reward.function",
@@ -89,7 +89,7 @@ def test_a_key_without_counterpart_says_so(name, instead):
     [
         ("algorithm.policy_loss=ppo", "clip"),
         ("algorithm.policy_loss=PPO", "clip"),
-        ("algorithm.policy_loss=dual_clip", "dual-clip"),
+        ("algorithm.policy_loss=dual_clip", "clip"),
         ("algorithm.advantage=reinforce_plus_plus", "reinforce++"),
         ("algorithm.kl.estimator=low_var_kl", "k3"),
         ("algorithm.loss_aggregation=token_mean", "token-mean"),

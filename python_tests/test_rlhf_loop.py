@@ -96,14 +96,15 @@ class _Run:
     "overrides",
     [
         ["algorithm.advantage=gae"],
-        ["algorithm.advantage=gae", "algorithm.policy_loss=dual-clip", "algorithm.kl_coef=0"],
+        ["algorithm.advantage=gae", "algorithm.clip_ratio_c=3", "algorithm.kl_coef=0"],
         ["algorithm.advantage=grpo", "algorithm.loss_aggregation=seq-mean-token-mean"],
         ["algorithm.advantage=rloo", "algorithm.loss_aggregation=seq-mean-token-sum"],
         ["algorithm.advantage=reinforce++"],
         ["algorithm.advantage=remax", "algorithm.kl.where=loss", "algorithm.kl.estimator=k3"],
         [
             "algorithm.advantage=grpo",
-            "algorithm.policy_loss=clip-higher",
+            "algorithm.clip_ratio_high=0.28",
+            "algorithm.clip_ratio_c=10",
             "algorithm.group_filter=dapo",
             "algorithm.kl.where=none",
         ],

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from ranks import run_threads
-from rlhf_reference import Batch, aggregated, policy_row, policy_slopes, random_batch
+from rlhf_reference import (
+    POLICY_LOSSES,
+    Batch,
+    aggregated,
+    policy_row,
+    policy_slopes,
+    random_batch,
+)
 
 from hybridengine import Communicator, UsageError
 from hybridengine.rlhf.algorithms import (
@@ -20,7 +27,7 @@ from hybridengine.rlhf.algorithms import (
 pytestmark = pytest.mark.python
 
 _RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
-_LOSSES = [f"policy:{name}" for name in policy_loss.names()]
+_LOSSES = [f"policy:{name}" for name in POLICY_LOSSES]
 _LOSSES += [f"value:{name}" for name in value_loss.names()]
 _LOSSES += [f"kl:{name}" for name in kl_estimator.names()] + ["kl:unbiased"]
 
@@ -31,7 +38,8 @@ def _losses(kind: str, batch: Batch, leaf: torch.Tensor) -> torch.Tensor:
     given = batch.tensors
     if family == "policy":
         old, advantages = given["old_log_probs"], given["advantages"]
-        return policy_loss.get(name)(leaf, old, advantages, batch.mask).losses
+        chosen, options = POLICY_LOSSES[name]
+        return policy_loss.get(chosen)(leaf, old, advantages, batch.mask, **options).losses
     if family == "value":
         old, returns = given["old_values"], given["returns"]
         return value_loss.get(name)(leaf, old, returns, batch.mask).losses
@@ -120,7 +128,7 @@ def test_padding_and_inserted_masked_tokens_change_nothing(
 
 @pytest.mark.parametrize("dtype", _RTOL)
 @pytest.mark.parametrize("mode", aggregation.names())
-@pytest.mark.parametrize("name", policy_loss.names())
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_policy_losses_against_loops(name: str, mode: str, dtype: torch.dtype) -> None:
     batch = random_batch(3)
     counts = global_counts(batch.mask)
@@ -205,11 +213,16 @@ def test_only_what_is_trained_has_a_gradient(kind: str) -> None:
     assert touched == [trained]
 
 
+def test_every_policy_loss_has_a_case() -> None:
+    assert {name for name, _ in POLICY_LOSSES.values()} == set(policy_loss.names())
+
+
 def test_dual_clip_bounds_the_loss_of_an_unlikely_bad_token() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     new = torch.tensor([[2.0, 2.0, 1000.0]], requires_grad=True)
     advantages = torch.tensor([[-1.0, 1.0, -2.0]])
-    terms = policy_loss.get("dual-clip")(new, torch.zeros(1, 3), advantages, mask)
+    bounded = policy_loss.bind("clip", clip_ratio_c=3.0)
+    terms = bounded(new, torch.zeros(1, 3), advantages, mask)
     assert terms.losses.tolist()[0] == pytest.approx([3.0, -1.2, 6.0])
     assert terms.clipped.tolist() == [[True, True, True]]
     terms.losses.sum().backward()
@@ -257,7 +270,7 @@ def test_shapes_and_masks_are_checked() -> None:
         policy_loss.get("gspo")(good, good, good, good)
     with pytest.raises(UsageError, match=r"returns is \[2, 4\]"):
         value_loss.get("clip")(good, good, wide, mask)
-    with pytest.raises(UsageError, match=r"clip_low=-0\.1 is out of range"):
+    with pytest.raises(UsageError, match=r"clip_ratio_low=-0\.1 is out of range"):
         policy_loss.get("clip")(good, good, good, mask, clip_ratio=-0.1)
     with pytest.raises(UsageError, match="2 tokens in 3 sequences"):
         Counts(tokens=2, sequences=3)

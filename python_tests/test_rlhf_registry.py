@@ -21,7 +21,7 @@ def test_every_algorithm_has_its_name() -> None:
     }
     assert named == {
         "advantage": ("gae", "grpo", "rloo", "reinforce++", "reinforce++-baseline", "remax"),
-        "policy loss": ("clip", "clip-higher", "dual-clip", "gspo", "cispo"),
+        "policy loss": ("clip", "gspo", "cispo"),
         "value loss": ("mse", "clip"),
         "KL estimator": ("k1", "k2", "k3"),
         "KL controller": ("fixed", "adaptive"),
@@ -40,11 +40,11 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
 
 
 def test_an_unknown_option_lists_the_known_ones_and_the_nearest() -> None:
-    expected = r"policy loss 'clip-higher' has no option 'clip_hi': it takes clip_low, clip_high\. "
-    with pytest.raises(UsageError, match=expected + "Use the nearest, 'clip_high'"):
-        policy_loss.bind("clip-higher", clip_hi=0.3)
-    with pytest.raises(UsageError, match="advantage 'rloo' has no option 'lam': it takes none"):
-        advantage.bind("rloo", lam=1.0)
+    expected = r"'gspo' has no option 'clip_high': it takes clip_ratio_low, clip_ratio_high\. "
+    with pytest.raises(UsageError, match=expected + "Use the nearest, 'clip_ratio_high'"):
+        policy_loss.bind("gspo", clip_high=0.3)
+    with pytest.raises(UsageError, match="advantage 'remax' has no option 'lam': it takes none"):
+        advantage.bind("remax", lam=1.0)
     assert kl_controller.options("adaptive") == ("coef", "target", "horizon")
 
 

@@ -35,43 +35,24 @@ def clip(
     mask: torch.Tensor,
     *,
     clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float | None = None,
 ) -> PolicyTerms:
-    """max(-A r, -A clamp(r, 1 - clip_ratio, 1 + clip_ratio))."""
-    return clip_higher(
-        log_probs, old_log_probs, advantages, mask, clip_low=clip_ratio, clip_high=clip_ratio
-    )
+    """max(-A r, -A clamp(r, 1 - low, 1 + high)), and at most -A c where A < 0.
 
-
-@policy_loss("clip-higher")
-def clip_higher(
-    log_probs: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-) -> PolicyTerms:
-    """`clip` with its two bounds apart: r between 1 - clip_low and 1 + clip_high."""
+    `low` and `high` are clip_ratio unless they are given (clip-higher); without `c` there is no
+    third bound (dual clip).
+    """
+    low = clip_ratio if clip_ratio_low is None else clip_ratio_low
+    high = clip_ratio if clip_ratio_high is None else clip_ratio_high
     ratio = log_ratio(log_probs, old_log_probs, mask).exp()
-    return _clipped(ratio, advantages, mask, clip_low, clip_high)
-
-
-@policy_loss("dual-clip")
-def dual_clip(
-    log_probs: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    clip_ratio: float = 0.2,
-    dual_clip_ratio: float = 3.0,
-) -> PolicyTerms:
-    """`clip`, and at most -A dual_clip_ratio where A < 0."""
-    check_number("dual_clip_ratio", dual_clip_ratio, 1.0, above=True)
-    terms = clip(log_probs, old_log_probs, advantages, mask, clip_ratio=clip_ratio)
+    terms = _clipped(ratio, advantages, mask, low, high)
+    if clip_ratio_c is None:
+        return terms
+    check_number("clip_ratio_c", clip_ratio_c, 1.0, above=True)
     known = select(advantages.detach(), mask)
-    bound = -known * dual_clip_ratio
+    bound = -known * clip_ratio_c
     beyond = (known < 0) & (terms.losses > bound)
     losses = torch.where(beyond, bound, terms.losses)
     return PolicyTerms(losses, terms.ratio, terms.clipped | beyond)
@@ -84,10 +65,10 @@ def gspo(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_ratio_low: float = 3e-4,
+    clip_ratio_high: float = 4e-4,
 ) -> PolicyTerms:
-    """`clip-higher` with one ratio a row: the geometric mean of the ratios of its tokens.
+    """`clip` with one ratio a row: the geometric mean of the ratios of its tokens.
 
     Its gradient reaches every token through its own log-prob. Meant for "seq-mean-token-mean".
     """
@@ -95,7 +76,7 @@ def gspo(
     wide = select(log_probs, mask)
     mean = row_mean(log_ratio(log_probs.detach(), old_log_probs, mask), mask)[:, None]
     ratio = torch.where(mask, wide - wide.detach() + mean, 0).exp()
-    return _clipped(ratio, advantages, mask, clip_low, clip_high)
+    return _clipped(ratio, advantages, mask, clip_ratio_low, clip_ratio_high)
 
 
 @policy_loss("cispo")
@@ -105,18 +86,18 @@ def cispo(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float = 1.0,
-    clip_high: float = 4.0,
+    clip_ratio_low: float = 1.0,
+    clip_ratio_high: float = 4.0,
 ) -> PolicyTerms:
     """-A log p, weighed by the ratio, which is clamped and has no gradient.
 
-    So no token loses its gradient; `clipped` says whose weight was bounded. clip_low=1 is no lower
-    bound.
+    So no token loses its gradient; `clipped` says whose weight was bounded. clip_ratio_low=1 is no
+    lower bound.
     """
-    _check_bounds(clip_low, clip_high)
+    _check_bounds(clip_ratio_low, clip_ratio_high)
     check_shapes(mask, advantages=advantages)
     ratio = log_ratio(log_probs.detach(), old_log_probs, mask).exp()
-    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    weight = ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     losses = -weight * select(advantages.detach(), mask) * select(log_probs, mask)
     return PolicyTerms(losses, ratio, weight != ratio)
 
@@ -125,17 +106,17 @@ def _clipped(
     ratio: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
+    low: float,
+    high: float,
 ) -> PolicyTerms:
-    _check_bounds(clip_low, clip_high)
+    _check_bounds(low, high)
     check_shapes(mask, advantages=advantages)
     known = select(advantages.detach(), mask)
     free = -known * ratio
-    bounded = -known * ratio.clamp(1 - clip_low, 1 + clip_high)
+    bounded = -known * ratio.clamp(1 - low, 1 + high)
     return PolicyTerms(torch.maximum(free, bounded), ratio.detach(), bounded > free)
 
 
-def _check_bounds(clip_low: float, clip_high: float) -> None:
-    check_number("clip_low", clip_low, 0.0, 1.0)
-    check_number("clip_high", clip_high, 0.0)
+def _check_bounds(low: float, high: float) -> None:
+    check_number("clip_ratio_low", low, 0.0, 1.0)
+    check_number("clip_ratio_high", high, 0.0)

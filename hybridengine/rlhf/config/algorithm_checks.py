@@ -11,7 +11,7 @@ from hybridengine.rlhf.config.schema import Config
 # They compare the responses to one prompt with each other.
 _GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline")
 
-_ONE_BOUND_LOSSES = ("clip", "dual-clip")
+_TWO_BOUND_LOSSES = ("gspo", "cispo")
 
 
 def _names(config: Config) -> Iterator[str]:
@@ -68,14 +68,12 @@ def _critic(config: Config) -> Iterator[str]:
 
 def _clip_bounds(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.policy_loss not in _ONE_BOUND_LOSSES:
-        return
-    for key in ("clip_ratio_low", "clip_ratio_high"):
-        if getattr(algorithm, key) is not None:
-            yield (
-                f"algorithm.{key} is set, but algorithm.policy_loss={algorithm.policy_loss} has "
-                "one bound, algorithm.clip_ratio. Use algorithm.policy_loss=clip-higher."
-            )
+    if algorithm.clip_ratio_c is not None and algorithm.policy_loss in _TWO_BOUND_LOSSES:
+        yield (
+            f"algorithm.clip_ratio_c is {algorithm.clip_ratio_c:g}, but algorithm.policy_loss="
+            f"{algorithm.policy_loss} has no third bound. Use algorithm.policy_loss=clip, or "
+            "algorithm.clip_ratio_c=null."
+        )
 
 
 def _kl(config: Config) -> Iterator[str]:

@@ -107,7 +107,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "algorithm.clip_ratio": ("cliprange", "clip_range", "eps_clip", "epsilon", "clip_eps"),
     "algorithm.clip_ratio_low": ("epsilon_low", "eps_clip_low", "clip_low"),
     "algorithm.clip_ratio_high": ("epsilon_high", "eps_clip_high", "clip_high"),
-    "algorithm.dual_clip_ratio": ("clip_ratio_c", "dual_clip"),
+    "algorithm.clip_ratio_c": ("dual_clip_ratio", "dual_clip", "delta"),
     "algorithm.value_clip": ("cliprange_value", "vf_clip"),
     "algorithm.lam": ("lambd", "gae_lambda", "lambda"),
     "algorithm.entropy_coef": ("entropy_coeff", "entropy_loss_coef", "ent_coef"),
@@ -182,7 +182,7 @@ _FILE = ("config", "config_name", "config_path", "config_file", "config_dir")
 _VALUES: dict[str, dict[str, str]] = {
     "policy_loss": {
         **dict.fromkeys(("ppo", "vanilla", "grpo", "default", "regular"), "clip"),
-        **dict.fromkeys(("dapo", "clip-cov", "decoupled-clip"), "clip-higher"),
+        **dict.fromkeys(("dapo", "clip-higher", "decoupled-clip", "dual-clip"), "clip"),
     },
     "advantage": {
         **dict.fromkeys(("ppo", "lambda"), "gae"),

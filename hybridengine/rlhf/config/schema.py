@@ -110,15 +110,17 @@ class Algorithm:
     lam: float = key(0.95, "lambda of GAE", least=0, most=1)
     normalize_advantages: bool = key(True, "whiten advantages over all ranks (gae)")
     scale_advantages: bool = key(True, "divide by the standard deviation of the group (grpo)")
-    policy_loss: str = key("clip", "clip, clip-higher, dual-clip, gspo or cispo")
-    clip_ratio: float = key(0.2, "bound of the ratio of clip and dual-clip", above=0, most=1)
+    policy_loss: str = key("clip", "clip, gspo or cispo")
+    clip_ratio: float = key(0.2, "bound of the ratio on both sides (clip)", above=0, most=1)
     clip_ratio_low: float | None = key(
-        None, "lower bound of clip-higher, gspo, cispo; null: theirs", above=0, most=1
+        None, "lower bound, for clip instead of clip_ratio; null: that of the loss", above=0, most=1
     )
     clip_ratio_high: float | None = key(
-        None, "upper bound of clip-higher, gspo, cispo; null: theirs", above=0
+        None, "upper bound, for clip instead of clip_ratio; null: that of the loss", above=0
     )
-    dual_clip_ratio: float = key(3.0, "bound of the loss of dual-clip where A < 0", above=1)
+    clip_ratio_c: float | None = key(
+        None, "bound of the loss where A < 0, as a ratio (dual clip); null: none (clip)", above=1
+    )
     value_loss: str = key("clip", "loss of the critic", choices=("clip", "mse"))
     value_clip: float = key(0.2, "range of the clipped value loss", above=0)
     loss_aggregation: str = key(

@@ -7,7 +7,6 @@ model, micro-batch by micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -29,6 +28,9 @@ from hybridengine.rlhf.config.schema import Algorithm, Config
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.stepping import Stepper, Sums, reduction_over
+
+# Keys of the config that are options of policy losses.
+_BOUNDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
 
 
 class PolicyUpdate:
@@ -149,14 +151,9 @@ class ValueUpdate:
 
 def bound_policy_loss(algorithm: Algorithm) -> Callable[..., PolicyTerms]:
     """The loss that the config names, with those of the config's options that it takes."""
-    options: dict[str, Any] = {
-        "clip_ratio": algorithm.clip_ratio,
-        "dual_clip_ratio": algorithm.dual_clip_ratio,
-        "clip_low": algorithm.clip_ratio_low,
-        "clip_high": algorithm.clip_ratio_high,
-    }
     known = policy_loss.options(algorithm.policy_loss)
-    chosen = {k: v for k, v in options.items() if k in known and v is not None}
+    bounds: dict[str, float | None] = {name: getattr(algorithm, name) for name in _BOUNDS}
+    chosen = {name: bounds[name] for name in known if bounds.get(name) is not None}
     return policy_loss.bind(algorithm.policy_loss, **chosen)
 
 
