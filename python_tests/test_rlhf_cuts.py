@@ -11,7 +11,7 @@ from rlhf_small_run import SMALL
 from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.trainer import run
-from hybridengine.rlhf.trainer.checks import check_cuts
+from hybridengine.rlhf.trainer.preflight import check_cuts
 
 pytestmark = pytest.mark.python
 

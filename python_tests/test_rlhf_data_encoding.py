@@ -63,14 +63,18 @@ def word_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=merged, eos_token="<eos>")
 
 
-@given(st.text(string.ascii_letters + string.digits + string.punctuation + " \n\t"))
+TOKENIZER = character_tokenizer()
+
+
+@given(
+    st.text(string.ascii_letters + string.digits + string.punctuation + " \n\t").filter(
+        lambda text: not any(token in text for token in TOKENIZER.all_special_tokens)
+    )
+)
 def test_characters_there_and_back(text: str) -> None:
     tokenizer = TOKENIZER
     assert tokenizer.encode(text) == codes(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-TOKENIZER = character_tokenizer()
 
 
 def test_the_character_tokenizer_saves_and_loads(tmp_path: Path) -> None:

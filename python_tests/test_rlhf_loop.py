@@ -17,10 +17,10 @@ from hybridengine.rlhf.logging import Sinks
 from hybridengine.rlhf.model_files import check_models, trained_types
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
-from hybridengine.rlhf.trainer.checks import check_attention
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.loop import Loop
 from hybridengine.rlhf.trainer.offline import Offline
+from hybridengine.rlhf.trainer.preflight import check_attention
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.run import with_steps
 from hybridengine.rlhf.trainer.step import Steps

@@ -21,8 +21,9 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import character_tokenizer
 from hybridengine.rlhf.model_files import check_base_model, check_models, trained_types
 from hybridengine.rlhf.trainer import run
-from hybridengine.rlhf.trainer.checks import check_attention, checked_tokenizer
+from hybridengine.rlhf.trainer.preflight import check_attention
 from hybridengine.rlhf.trainer.reward_run import train_reward
+from hybridengine.rlhf.trainer.vocabulary import checked_tokenizer
 
 pytestmark = pytest.mark.python
 

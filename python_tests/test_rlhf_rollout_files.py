@@ -62,7 +62,7 @@ def _sampled(tmp_path: Path, config: Config) -> None:
     with rlhf_local_roles.one_rank(tmp_path) as context:
         roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, roles)
-        steps.sync(Clock())
+        steps.sync(5, Clock())
         for _ in range(2):
             scored, _ = source.rollouts(steps, Clock())
             source.baselines(steps, scored, Clock())
@@ -80,6 +80,7 @@ def test_what_a_run_writes_is_what_an_offline_run_reads(tmp_path: Path) -> None:
     ended = [row["response_ids"][-1] == _EOS for row in rows]
     assert [row["truncated"] for row in rows] == [not each for each in ended]
     assert 0 < sum(ended) < 40
+    assert all(row["weight_versions"] == [5] for row in rows)
     batch = _read(tmp_path, tmp_path / "r" / "rollouts", *named)
     lengths = batch.lengths.tolist()
     columns = (batch[name].split(lengths) for name in ("ids", "mask", "rollout_log_probs"))

@@ -14,6 +14,7 @@ from hybridengine.rlhf.data.encoding import (
     Encoded,
     PromptEncoder,
     load_tokenizer,
+    load_vocabulary,
 )
 from hybridengine.rlhf.data.files import read_files, read_pairs
 from hybridengine.rlhf.data.gym import GymDataset, make_gym
@@ -47,6 +48,7 @@ __all__ = [
     "encode_preferences",
     "hold_out",
     "load_tokenizer",
+    "load_vocabulary",
     "make_gym",
     "open_data",
     "read_files",

@@ -14,9 +14,9 @@ _ASCII = 128
 def character_tokenizer(vocab_size: int = _ASCII) -> Any:
     """A transformers PreTrainedTokenizerFast in which a character's id is its ASCII code.
 
-    decode(encode(x)) == x for printable ASCII, tabs and line ends; every byte of another character
-    is <unk>. Ids 0, 1 and 2 are pad, bos and eos; encoding adds none of them. Ids above 127 are
-    never made.
+    decode(encode(x)) == x for printable ASCII, tabs and line ends without the name of a special
+    token: "<pad>" is that token. Every byte of another character is <unk>. Ids 0, 1 and 2 are pad,
+    bos and eos; encoding puts none of them before or behind a text. Ids above 127 are never made.
 
     Throws UsageError for fewer than 128 entries.
     """

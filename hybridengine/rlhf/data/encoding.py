@@ -63,11 +63,38 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
     A tokenizer without a padding token pads with its end-of-sequence token. Throws UsageError for
     one that does not load or has no end-of-sequence token.
     """
+    tokenizer = _load(path)
+    if tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"{path}: the tokenizer has no eos_token, so no response could end. "
+            f"Name one in its tokenizer_config.json."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if chat_template is not None:
+        tokenizer.chat_template = _read_template(Path(chat_template))
+    return tokenizer
+
+
+def load_vocabulary(path: str | Path) -> dict[str, int] | None:
+    """The id of every token of the tokenizer in the directory `path`; None where there is none.
+    Throws UsageError for one that does not load."""
+    if not _has_tokenizer(path):
+        return None
+    found: dict[str, int] = _load(path).get_vocab()
+    return found
+
+
+def _has_tokenizer(path: str | Path) -> bool:
+    return any(file for pattern in _TOKENIZER_FILES for file in Path(path).glob(pattern))
+
+
+def _load(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     if not Path(path).is_dir():
         raise UsageError(f"there is no directory {str(path)!r} with a tokenizer. Mend the path.")
-    if not any(file for pattern in _TOKENIZER_FILES for file in Path(path).glob(pattern)):
+    if not _has_tokenizer(path):
         raise _without_tokenizer(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
@@ -80,15 +107,6 @@ def load_tokenizer(path: str | Path, chat_template: str | Path | None = None) ->
     # Some kinds load without their files: they know one token then, and make none of any text.
     if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:
         raise _without_tokenizer(path)
-    if tokenizer.eos_token_id is None:
-        raise UsageError(
-            f"{path}: the tokenizer has no eos_token, so no response could end. "
-            f"Name one in its tokenizer_config.json."
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if chat_template is not None:
-        tokenizer.chat_template = _read_template(Path(chat_template))
     return tokenizer
 
 

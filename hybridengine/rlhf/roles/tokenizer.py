@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import character_tokenizer, load_tokenizer
+from hybridengine.rlhf.data import character_tokenizer, load_tokenizer, load_vocabulary
 from hybridengine.rlhf.model_files import generation_facts, model_directory
 
 
@@ -17,6 +18,15 @@ def open_tokenizer(config: Config) -> Any:
     if source is None:
         return character_tokenizer(int(model.config.get("vocab_size", 128)))
     return load_tokenizer(model_directory(source), model.chat_template)
+
+
+def vocabulary_of(source: str, key: str) -> dict[str, int] | None:
+    """The ids of all tokens of the tokenizer beside a model, None where there is none. Throws
+    UsageError, which names the `key` of the config, for one that does not load."""
+    try:
+        return load_vocabulary(model_directory(source))
+    except UsageError as error:
+        raise UsageError(f"{key}: {error}") from None
 
 
 def end_token_ids(config: Config, tokenizer: Any) -> list[int]:

@@ -22,12 +22,13 @@ from hybridengine.rlhf.data import (
     encode_pairs,
     open_data,
 )
-from hybridengine.rlhf.trainer.checks import check_ground_truth, check_tokens
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.partition import spread
+from hybridengine.rlhf.trainer.preflight import check_ground_truth
 from hybridengine.rlhf.trainer.rows import Rows
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.step import Steps
+from hybridengine.rlhf.trainer.vocabulary import check_tokens
 
 _CHUNK_ROWS = 4096  # scored and measured at a time
 

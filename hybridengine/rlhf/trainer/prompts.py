@@ -10,8 +10,8 @@ import torch
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, open_data
-from hybridengine.rlhf.trainer.checks import check_ground_truth
 from hybridengine.rlhf.trainer.clock import Clock
+from hybridengine.rlhf.trainer.preflight import check_ground_truth
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.warmup import check_answers

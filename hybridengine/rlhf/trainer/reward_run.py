@@ -10,7 +10,6 @@ from hybridengine.rlhf.data import PromptEncoder
 from hybridengine.rlhf.logging import busy, open_screen
 from hybridengine.rlhf.model_files import check_base_model
 from hybridengine.rlhf.trainer import report
-from hybridengine.rlhf.trainer.checks import checked_tokenizer
 from hybridengine.rlhf.trainer.fit import Fit, fitted
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.pairs import Pairs
@@ -18,6 +17,7 @@ from hybridengine.rlhf.trainer.placement import TRAIN, gpus_per_rank, idle_gpus
 from hybridengine.rlhf.trainer.rehearsal import rehearse_reward
 from hybridengine.rlhf.trainer.resume import check_steps_left
 from hybridengine.rlhf.trainer.run import with_steps
+from hybridengine.rlhf.trainer.vocabulary import checked_tokenizer
 from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
 
 

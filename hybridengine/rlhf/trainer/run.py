@@ -18,7 +18,6 @@ from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.roles.rollout_file import rollouts_folder
 from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
-from hybridengine.rlhf.trainer.checks import check_attention, check_cuts, checked_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.export import export
 from hybridengine.rlhf.trainer.failure import finish
@@ -26,10 +25,12 @@ from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, start_roles
+from hybridengine.rlhf.trainer.preflight import check_attention, check_cuts
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
 from hybridengine.rlhf.trainer.resume import check_steps_left
 from hybridengine.rlhf.trainer.step import Steps
+from hybridengine.rlhf.trainer.vocabulary import check_vocabularies, checked_tokenizer
 from hybridengine.rlhf.trainer.warmup import warm_up
 from hybridengine.rlhf.workers import Cluster
 from hybridengine.wording import counted
@@ -49,6 +50,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
     check_models(config)
     with RunFolder.claim(config) as folder:
         tokenizer = checked_tokenizer(config)
+        check_vocabularies(config, tokenizer)
         check_attention(config)
         check_cuts(config)
         source: Prompts | Offline = (

@@ -1,4 +1,4 @@
-"""checks: what only files and libraries can tell, before any process starts.
+"""preflight: what only files and libraries can tell, before any process starts.
 
 What the config itself can tell was checked when it was read.
 """
@@ -15,22 +15,6 @@ from hybridengine.rlhf.data import Encoded, EncodedResponse
 from hybridengine.rlhf.generation.tensor_parallel import check_cut
 from hybridengine.rlhf.model_files import model_directory
 from hybridengine.rlhf.rewards import comparing_rewards
-from hybridengine.rlhf.roles.tokenizer import open_tokenizer
-
-
-def checked_tokenizer(config: Config) -> Any:
-    """The tokenizer of the config. Throws UsageError where it or the model's config does not load,
-    or where it makes tokens that the model has no row for."""
-    tokenizer = open_tokenizer(config)
-    model = _hf_config(config.model.path, config.model.config, "model")
-    vocabulary = getattr(model, "vocab_size", None)
-    highest = max(tokenizer.get_vocab().values(), default=-1)
-    if vocabulary is not None and highest >= vocabulary:
-        raise UsageError(
-            f"the tokenizer has tokens up to id {highest}, the model rows for {vocabulary}. Set "
-            "model.tokenizer to the one that belongs to the model."
-        )
-    return tokenizer
 
 
 def check_attention(config: Config) -> None:
@@ -42,7 +26,7 @@ def check_attention(config: Config) -> None:
             continue
         own = None if role == "actor" else getattr(config, role).path
         path, section = (own, role) if own is not None else (config.model.path, "model")
-        model = _hf_config(path, config.model.config if path is None else {}, section)
+        model = hf_config(path, config.model.config if path is None else {}, section)
         packs = config.critic if role == "critic" else config.actor
         cap = getattr(model, "attn_logit_softcapping", None)
         if packs.sequence_packing and cap is not None:
@@ -66,28 +50,9 @@ def check_ground_truth(reward: Reward, encoded: Sequence[Encoded | EncodedRespon
             )
 
 
-def check_tokens(config: Config, encoded: Sequence[EncodedResponse]) -> None:
-    """Throws UsageError for the first response with ids that the model has no row for, or without
-    the log-probs that a correction compares with."""
-    model = _hf_config(config.model.path, config.model.config, "model")
-    rows = getattr(model, "vocab_size", None)
-    corrected = config.algorithm.rollout_correction != "none"
-    for each in encoded:
-        tokens, name = each.sample.tokens, each.sample.name()
-        if rows is not None and max(each.ids) >= rows:
-            raise UsageError(
-                f"{name}: there is a token of id {max(each.ids)}, and the model has rows for "
-                f"{rows}. Train the model that sampled it, or leave the columns of ids out."
-            )
-        if corrected and (tokens is None or tokens.log_probs is None):
-            raise UsageError(
-                f"{name}: there are no log_probs, which algorithm.rollout_correction="
-                f"{config.algorithm.rollout_correction} compares with. Set it to none, or give "
-                "rollouts as trainer.save_rollouts writes them."
-            )
-
-
-def _hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
+def hf_config(path: str | None, facts: dict[str, Any], section: str) -> Any:
+    """What transformers makes of a model's config. Throws UsageError, with the `section` that names
+    the model, where it makes nothing."""
     from transformers import AutoConfig
 
     where = f"{section}.path={path}" if path is not None else f"{section}.config"
@@ -114,9 +79,9 @@ def check_cuts(config: Config) -> None:
     for name, (path, facts) in models.items():
         tp_size = getattr(config, name).tp_size
         if name in wanted and tp_size > 1:
-            hf_config = _hf_config(path, facts, "model" if name == "rollout" else name)
-            hf_config.architectures = None  # a classifier's layers are those of its type
+            model = hf_config(path, facts, "model" if name == "rollout" else name)
+            model.architectures = None  # a classifier's layers are those of its type
             try:
-                check_cut(hf_config, tp_size)
+                check_cut(model, tp_size)
             except UsageError as error:
                 raise UsageError(f"{name}.tp_size={tp_size}: {error}") from None
