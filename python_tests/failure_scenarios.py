@@ -26,6 +26,12 @@ def resources() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), len(list(tasks.iterdir())), children
 
 
+def left_since(before: tuple[int, int, int]) -> tuple[int, ...]:
+    """How many more resources there are. Fewer is no fault: what is idle is given back at a time of
+    its own, maybe after `before` was taken."""
+    return tuple(max(0, now - then) for now, then in zip(resources(), before, strict=True))
+
+
 def appear(path: Path, limit: float = 30) -> float:
     """When the file was there."""
     deadline = time.monotonic() + limit
@@ -88,7 +94,7 @@ def fail_midway(comm: Communicator, folder: str, how: str) -> dict[str, Any]:
     seen = attempt(lambda: resharder.stream(take))
     again = attempt(resharder.run)
     comm.close()
-    left = tuple(now - then for now, then in zip(resources(), before, strict=True))
+    left = left_since(before)
     seen["error"] = again["error"] = None  # until here the tracebacks held everything
     next_rank = {0: 0, 2: 1}.get(comm.rank)
     if next_rank is not None:
@@ -121,7 +127,7 @@ def fail_in_all_reduce(comm: Communicator, folder: str, how: str, transport: str
     seen = attempt(reduce_on)
     again = attempt(lambda: all_reduce(tensor, comm=comm))
     comm.close()
-    left = tuple(now - then for now, then in zip(resources(), before, strict=True))
+    left = left_since(before)
     seen["error"] = again["error"] = None  # until here the tracebacks held everything
     next_rank = {0: 0, 2: 1}.get(comm.rank)
     if next_rank is not None:
@@ -182,7 +188,6 @@ def come_late(comm: Communicator, folder: str, seconds: float, enter_timeout: fl
 
 def wait_for_ctrl_c(comm: Communicator, folder: str) -> dict[str, Any]:
     """Rank 0 waits and is interrupted; rank 2 waits as well; rank 1 comes afterwards."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     resharder = Resharder(shards(comm.rank, 3, 64), "fsdp2(3)", "replicated(3)", comm=comm)
     if comm.rank == 1:
         while not (Path(folder) / "interrupted").exists():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import time
-from pathlib import Path
 
 import torch
-from region_scenarios import regions_held
 from torch.distributed import FileStore
 
 import hybridengine as he
@@ -44,27 +42,3 @@ def of_another_user(comm: Communicator, path: str, rank: int) -> tuple[str, str]
     if rank == 1:
         os.setuid(NOBODY)
     return outcome(Communicator, FileStore(path, 2), rank, 2, transport="shm", timeout=10)
-
-
-def among_some(
-    comm: Communicator, folder: str, src: str, dst: str, ranks: int
-) -> tuple[int, int, int]:
-    """A reshard among eight; each rank ends its call though all others are outside of any. What a
-    rank then has of memory that ranks write into: descriptors, mappings; and its other descriptors
-    that it had not before."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-    os.environ["XDG_CACHE_HOME"] = f"{folder}-cache"  # root's is closed to others
-    if os.geteuid() == 0:
-        os.setuid(NOBODY)
-    shard = {"w": torch.full((4096, 16), float(comm.rank))} if comm.rank < ranks else None
-    resharder = he.Resharder(shard, src, dst, comm=comm)
-    he.barrier(comm)
-    before = len(os.listdir("/proc/self/fd"))
-    got = resharder.run()
-    done = Path(folder)
-    (done / str(comm.rank)).touch()
-    while len(list(done.iterdir())) < comm.world:  # nobody helps another one to get here
-        time.sleep(0.02)
-    assert all(tensor.shape[0] == ranks * 4096 for tensor in got.values())
-    files, mapped = regions_held()
-    return files, mapped, len(os.listdir("/proc/self/fd")) - before - files

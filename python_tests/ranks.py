@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -136,6 +137,9 @@ def _rank_main(
 ) -> None:
     from torch.distributed import FileStore
 
+    # Ctrl-C counts here, also where launch() has started the server that forks, and blocked it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         comm = Communicator(
             FileStore(path, world), rank, world, transport=transport, timeout=timeout

@@ -127,9 +127,6 @@ def drop_results(comm: Communicator) -> list[tuple[int, int, int]]:
 def interrupt_reserving(comm: Communicator, size: int) -> tuple[str, str, int, tuple[int, int]]:
     """Rank 1 is interrupted while it reserves its results. What it raises, how many bytes it had
     reserved by then, and what it still holds."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Blocked where launch() has started the server that forks.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     layouts = [hybridengine.LayoutRule.parse(f"hf@{rank}") for rank in (0, 1)]
     source = {"w": torch.empty(size, dtype=torch.uint8)} if comm.rank == 0 else None
     resharder = hybridengine.Resharder(source, *layouts, comm=comm)
@@ -159,23 +156,23 @@ def interrupt_reserving(comm: Communicator, size: int) -> tuple[str, str, int, t
     return *seen, reserved_bytes, regions_held()
 
 
-def reshard_among_some(comm: Communicator, busy: int) -> tuple[int, float, int]:
-    """Ranks below `busy` pass a tensor on to their neighbour; the others leave the call at once and
-    make no other one until those are through, which their return says."""
+def reshard_among_some(comm: Communicator, src: str, dst: str) -> tuple[int, int, int]:
+    """A run from `src` to `dst`; the other ranks leave the call at once and make no other one until
+    those are through, which their return says. What this rank then has of memory that ranks write
+    into: descriptors, mappings; and its other descriptors that it had not before."""
+    gc.collect()  # what an earlier round left
     spec, tensors = byte_tensors(MIB)
-    cut = hybridengine.LayoutRule.parse(f"fsdp2({busy})").bind(spec)
-    whole = hybridengine.LayoutRule.parse(f"replicated({busy})").bind(spec)
-    mine = {"w": tensors["w"].chunk(busy)[comm.rank]} if comm.rank < busy else None
-    resharder = hybridengine.Resharder(mine, cut, whole, comm=comm)
+    sources, targets = (hybridengine.LayoutRule.parse(rule).bind(spec) for rule in (src, dst))
+    parts = tensors["w"].chunk(len(sources.ranks))
+    mine = {"w": parts[comm.rank]} if comm.rank in sources.ranks else None
+    resharder = hybridengine.Resharder(mine, sources, targets, comm=comm)
     hybridengine.barrier(comm)
     before = descriptors()
-    began = time.monotonic()
     results = resharder.run()
-    took_s = time.monotonic() - began
-    if comm.rank < busy:
+    if comm.rank in targets.ranks:
         assert bytes(results["w"].numpy().tobytes()) == bytes([7]) * MIB
-    held = 1 if comm.rank < busy else 0  # of its own results
-    return descriptors() - before - held, took_s, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files, mapped = regions_held()
+    return files, mapped, max(0, descriptors() - before - files)
 
 
 def offer_to_the_others(comm: Communicator) -> str:
@@ -226,7 +223,7 @@ def link_of(fd: int) -> str:
         return ""
 
 
-def as_nobody(pipe: Any, path: str, rank: int, world: int, worlds: list[int]) -> None:
+def as_nobody(pipe: Any, path: str, rank: int, world: int, rounds: list[tuple[str, str]]) -> None:
     from torch.distributed import FileStore
 
     if os.geteuid() == 0:
@@ -236,8 +233,8 @@ def as_nobody(pipe: Any, path: str, rank: int, world: int, worlds: list[int]) ->
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     try:
         comm = Communicator(FileStore(path, world), rank, world, transport="shm", timeout=60)
-        for busy in worlds:
-            pipe.send(reshard_among_some(comm, busy))
+        for src, dst in rounds:
+            pipe.send(reshard_among_some(comm, src, dst))
             pipe.recv()  # an idle rank makes no call meanwhile
         comm.close()
     except BaseException as error:

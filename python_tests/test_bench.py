@@ -334,7 +334,7 @@ def test_200_reshards_do_not_grow():
         growth = max(each["resident"] for each in late) - max(each["resident"] for each in early)
         assert growth < 8 << 20
         for name in ("descriptors", "threads", "shared"):
-            assert late[-1][name] == early[-1][name], name
+            assert late[-1][name] <= early[-1][name], name  # less: what was idle is given back
 
 
 @pytest.mark.slow

@@ -119,7 +119,6 @@ def test_one_rank_fails_in_an_all_reduce(tmp_path, how, number, words, transport
 
 def wait_and_be_interrupted(comm: Communicator, folder: str, size: int) -> tuple[str, float]:
     """Rank 1 comes only when rank 0 has been interrupted."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     he.barrier(comm)
     if comm.rank == 1:
         while not (Path(folder) / "interrupted").exists():

@@ -81,7 +81,7 @@ def test_200_reshards_leave_nothing_behind(transport, way):
     for early, late in run_ranks(2, reshard_often, way, transport=transport):
         assert late["resident"] - early["resident"] < GROWTH_BYTES
         for name in ("descriptors", "segments", "threads"):
-            assert late[name] == early[name], name
+            assert late[name] <= early[name], name  # what is idle may be given back in between
 
 
 def run_cached(comm: Any, count: int) -> dict[str, Any]:

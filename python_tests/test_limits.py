@@ -1,4 +1,4 @@
-"""Ranks that lack what the others have, and many ranks of an ordinary user."""
+"""Ranks that lack what the others have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import limits_scenarios as scenarios
 import pytest
-from ranks import Ranks, outcomes_of, run_ranks
+from ranks import Ranks, outcomes_of
 
 
 @pytest.fixture
@@ -42,23 +42,3 @@ def test_a_rank_of_another_user_is_an_error_on_all(open_folder):
     for kind, text in (each[1] for each in seen):
         assert kind == "TransportError", seen
         assert "65534" in text and "Start all ranks as one user" in text, seen
-
-
-@pytest.mark.slow
-def test_many_ranks_of_an_ordinary_user_wait_for_none_that_is_idle(open_folder):
-    """And the idle ones hold nothing: no descriptor, no mapping of what others write into."""
-    src, dst, world = "fsdp2(4)", "replicated(4)@4-7", 33
-    held = run_ranks(
-        world,
-        scenarios.among_some,
-        str(open_folder),
-        src,
-        dst,
-        4,
-        transport="shm",
-        timeout=60,
-        limit=120,
-    )
-    assert held[:4] == [(0, 4, 0)] * 4  # they wrote into the results of four others
-    assert held[4:8] == [(1, 1, 0)] * 4  # their own
-    assert held[8:] == [(0, 0, 0)] * (world - 8)

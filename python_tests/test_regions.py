@@ -51,7 +51,9 @@ def test_dropped_results_are_free_at_the_next_call(transport):
     assert [mapped for _, mapped, _ in writer] == [0, 1, 0]
     assert [mapped for _, mapped, _ in owner] == [0, 1, 0]
     assert [mapped for _, mapped, _ in idle] == [0, 0, 0]
-    assert len({fds for _, _, fds in idle}) == len({fds for _, _, fds in writer}) == 1
+    for seen in (idle, writer):
+        fds = [each for _, _, each in seen]
+        assert max(fds) == fds[0]  # fewer is right: what is idle is given back
 
 
 @pytest.mark.unsanitized
@@ -101,35 +103,33 @@ def test_ctrl_c_ends_a_run_that_reserves_its_results():
 @pytest.mark.slow
 def test_33_ranks_without_privileges_leave_nothing_and_wait_for_nobody():
     """Descriptors under way are counted per user, and at most 1024 are allowed then. First four of
-    the ranks have work, then all."""
-    world = 33
+    the ranks write to four others, then all have work; who has none holds nothing."""
+    world, moves = 33, [("fsdp2(4)", "replicated(4)@4-7"), ("fsdp2(33)", "replicated(33)")]
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         pairs = [context.Pipe() for _ in range(world)]
         path = str(Path(folder) / "store")
         ranks = [
             context.Process(
-                target=scenarios.as_nobody,
-                args=(theirs, path, rank, world, [4, world]),
-                daemon=True,
+                target=scenarios.as_nobody, args=(theirs, path, rank, world, moves), daemon=True
             )
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in ranks:
             process.start()
         rounds = []
-        for _ in (4, world):
+        for _ in moves:
             rounds.append([ours.recv() if ours.poll(60) else "hung" for ours, _ in pairs])
             for ours, _ in pairs:
                 ours.send("go on")
         for process in ranks:
             process.join(10)
             process.kill()
-    for got in rounds:
-        said = [one for one in got if isinstance(one, str)]
-        assert [one for one in said if "was lost" not in one] == [] == said
-        assert [left for left, _, _ in got] == [0] * world
-        assert {limit for _, _, limit in got} == {1024}
+    some, everyone = rounds
+    assert some[:4] == [(0, 4, 0)] * 4  # they wrote into the results of four others
+    assert some[4:8] == [(1, 1, 0)] * 4  # their own
+    assert some[8:] == [(0, 0, 0)] * (world - 8)
+    assert everyone == [(1, world, 0)] * world
 
 
 def test_only_pairs_that_talk_have_mailboxes():

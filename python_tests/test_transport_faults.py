@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import transport_fault_scenarios as faults
@@ -149,9 +150,13 @@ def test_a_rank_that_claims_another_number_is_refused(shm):
 
 
 def listener_names() -> set[str]:
+    """Of this process; the table has those of all."""
     with open("/proc/net/unix") as table:
         words = [line.split() for line in table]
-    return {row[7] for row in words if len(row) > 7 and row[7].startswith("@hybridengine-")}
+    fds = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    mine = {os.readlink(fd) for fd in fds if fd.is_symlink()}
+    named = [row for row in words if len(row) > 7 and row[7].startswith("@hybridengine-")]
+    return {row[7] for row in named if f"socket:[{row[6]}]" in mine}
 
 
 def test_a_stranger_does_not_disturb(shm, capfd):
