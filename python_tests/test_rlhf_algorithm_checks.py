@@ -3,6 +3,7 @@
 import pytest
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.config.by_place import aggregation_of, estimator_of
 from hybridengine.rlhf.config.loading import load_config
 
 pytestmark = pytest.mark.python
@@ -44,6 +45,21 @@ _COMBINATIONS = [
         "is adaptive, but algorithm.kl.where is none",
         "Use reward or loss.",
     ),
+    (
+        ["algorithm.kl.where=loss", "algorithm.kl.estimator=k1"],
+        "expected gradient of k1 is 0",
+        "Use algorithm.kl.estimator=k2, or",
+    ),
+    (
+        ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=token-mean"],
+        "loss_aggregation is token-mean, but algorithm.policy_loss=gspo",
+        "Use algorithm.loss_aggregation=seq-mean-token-mean",
+    ),
+    (
+        ["algorithm.truncated=bootstrap", "algorithm.advantage=remax"],
+        "truncated is bootstrap, but algorithm.advantage=remax has no critic",
+        "Use algorithm.truncated=terminal or mask.",
+    ),
     (["algorithm.kl.unbiased_gradient=true"], "where is reward", "Set algorithm.kl.where=loss."),
     (["rollout.top_p=0.9"], "rollout.top_p=0.9 samples among part", "rollout_correction=token"),
     (["rollout.top_k=5"], "rollout.top_k=5 samples among part", "rollout_correction=token"),
@@ -77,9 +93,35 @@ def test_an_impossible_combination_has_a_mend(overrides, what, mend):
             "algorithm.clip_ratio_c=10",
         ],
         ["algorithm.kl.controller=adaptive"],
+        ["algorithm.kl.where=loss"],
+        ["algorithm.kl.where=loss", "algorithm.kl.estimator=k3"],
+        [
+            "algorithm.kl.estimator=k1",
+            "algorithm.kl.where=loss",
+            "algorithm.kl.unbiased_gradient=true",
+        ],
+        ["algorithm.policy_loss=gspo"],
+        ["algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq-mean-token-mean"],
+        ["algorithm.truncated=bootstrap"],
+        ["algorithm.truncated=mask", "algorithm.advantage=remax"],
         ["algorithm.kl.unbiased_gradient=true", "algorithm.kl.where=loss"],
         ["rollout.top_p=0.9", "algorithm.rollout_correction=token"],
     ],
 )
 def test_the_neighbour_of_an_impossible_combination_is_possible(overrides):
     load_config(overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "estimator", "aggregation"),
+    [
+        ([], "k1", "token-mean"),
+        (["algorithm.kl.where=loss"], "k2", "token-mean"),
+        (["algorithm.kl.where=loss", "algorithm.kl.estimator=k3"], "k3", "token-mean"),
+        (["algorithm.policy_loss=gspo"], "k1", "seq-mean-token-mean"),
+        (["algorithm.loss_aggregation=seq-mean-token-sum"], "k1", "seq-mean-token-sum"),
+    ],
+)
+def test_what_is_not_set_is_what_is_right_at_its_place(overrides, estimator, aggregation):
+    algorithm = load_config(overrides).algorithm
+    assert (estimator_of(algorithm), aggregation_of(algorithm)) == (estimator, aggregation)

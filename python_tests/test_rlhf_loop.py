@@ -123,6 +123,17 @@ def test_every_algorithm_finds_what_pays(tmp_path: Path, overrides: list[str]) -
     assert all(metrics.get("actor/ratio_max_error", 0) == 0 for metrics in run.loop.history)
 
 
+def test_a_step_of_nothing_but_masked_responses_changes_nothing(tmp_path: Path) -> None:
+    cut = ["rollout.ignore_eos=true", "algorithm.truncated=mask"]
+    config = _config(tmp_path, "trainer.steps=1", *cut)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        run.rewards()
+    (metrics,) = run.loop.history
+    assert metrics["rollout/truncated"] == 1
+    assert metrics["actor/updates"] == metrics["critic/updates"] == metrics["actor/tokens"] == 0
+
+
 @pytest.mark.parametrize("model_type", trained_types())
 def test_every_family_of_the_list_trains(tmp_path: Path, model_type: str) -> None:
     facts = yaml.safe_load(_MODEL) | {"model_type": model_type, "head_dim": 8, "pad_token_id": 0}

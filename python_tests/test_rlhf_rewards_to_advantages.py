@@ -58,10 +58,11 @@ def _algorithm(**changes: object) -> Algorithm:
     return algorithm
 
 
-def test_gae_with_the_kl_in_the_reward() -> None:
-    """gamma = lam = 1: what is earned from a token on, and behind a cut row its value."""
+@pytest.mark.parametrize("truncated", ["terminal", "bootstrap"])
+def test_gae_with_the_kl_in_the_reward(truncated: str) -> None:
+    """gamma = lam = 1: what is earned from a token on, and behind a cut row its value if asked."""
     batch = _batch()
-    algorithm = _algorithm(lam=1.0, normalize_advantages=False)
+    algorithm = _algorithm(lam=1.0, normalize_advantages=False, truncated=truncated)
     columns, means = with_advantages(batch, algorithm, kl_coef=0.1)
     found = columns["advantages"].split(batch.lengths.tolist())
     kls = []
@@ -69,7 +70,7 @@ def test_gae_with_the_kl_in_the_reward() -> None:
     for row, (_, prompt, response, score, cut) in enumerate(_ROWS):
         kl = [old[row][t] - ref[row][t] for t in range(prompt, prompt + response)]
         kls += kl
-        end = float(batch["last_values"][row]) if cut else 0.0
+        end = float(batch["last_values"][row]) if cut and truncated == "bootstrap" else 0.0
         for step in range(response):
             earned = score - 0.1 * sum(kl[step:]) + end
             expected = earned - values[row][prompt + step]
@@ -77,6 +78,41 @@ def test_gae_with_the_kl_in_the_reward() -> None:
         assert (found[row][:prompt] == 0).all()
     assert means["ref_kl"] == pytest.approx(sum(kls) / len(kls))
     assert means["sequence_kl"] == pytest.approx(sum(kls) / len(_ROWS))
+
+
+def test_running_into_the_limit_is_worth_what_a_wrong_answer_is() -> None:
+    """With a critic that expects 0.6, and score 0."""
+    batch = _batch()
+    flat = torch.full_like(batch["values"], 0.6)
+    batch = batch.with_tokens(values=flat, old_log_probs=batch["ref_log_probs"])
+    wrong = {"scores": torch.zeros(4, dtype=torch.float64), "last_values": flat[:4]}
+    batch = batch.with_rows(**wrong)
+
+    def at_the_end(truncated: str) -> list[float]:
+        algorithm = _algorithm(normalize_advantages=False, truncated=truncated)
+        found = with_advantages(batch, algorithm, kl_coef=0.1)[0]["advantages"]
+        return [round(float(each), 9) for each in found[batch.last_tokens()]]
+
+    assert at_the_end("terminal") == [-0.6] * 4
+    assert at_the_end("bootstrap") == [-0.6, 0.0, -0.6, -0.6]
+
+
+@pytest.mark.parametrize("name", ["gae", "grpo", "rloo", "reinforce++", "reinforce++-baseline"])
+def test_masked_responses_are_as_if_they_were_not_there(name: str) -> None:
+    algorithm = _algorithm(advantage=name, truncated="mask", rollout_correction="token")
+    scores = torch.tensor([1.0, 0.0, 0.5, 0.25], dtype=torch.float64)
+    batch = _batch().with_rows(scores=scores)
+    columns, means = with_advantages(batch, algorithm, kl_coef=0.1)
+    whole = batch.merged(columns)
+    assert not whole.padded("mask")[1].any() and whole.padded("mask")[0].any()
+    assert (whole.padded("advantages")[1] == 0).all()
+    alone = batch.select([0, 2, 3])
+    kept = _algorithm(advantage=name, rollout_correction="token")
+    expected, expected_means = with_advantages(alone, kept, kl_coef=0.1)
+    found = whole.select([0, 2, 3])
+    for column in ("advantages", "weights", *(["returns"] if name == "gae" else [])):
+        assert torch.allclose(found[column], expected[column], rtol=1e-12, atol=1e-15)
+    assert means == pytest.approx(expected_means, rel=1e-12)
 
 
 def test_groups_are_compared_without_a_critic() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hybridengine.rlhf.config.by_place import GSPO_AGGREGATION, aggregation_of
 from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.meanings import nearest_value
 from hybridengine.rlhf.config.schema import Config
@@ -22,7 +23,11 @@ def _names(config: Config) -> Iterator[str]:
         "algorithm.loss_aggregation": config.algorithm.loss_aggregation,
         "algorithm.group_filter": config.algorithm.group_filter,
     }
-    others = {key: name for key, name in chosen.items() if name != entries()[key].default}
+    others = {
+        key: name
+        for key, name in chosen.items()
+        if name is not None and name != entries()[key].default
+    }
     if not others:
         return
     from hybridengine.rlhf import algorithms
@@ -76,6 +81,26 @@ def _clip_bounds(config: Config) -> Iterator[str]:
         )
 
 
+def _aggregation(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.policy_loss == "gspo" and aggregation_of(algorithm) != GSPO_AGGREGATION:
+        yield (
+            f"algorithm.loss_aggregation is {algorithm.loss_aggregation}, but algorithm.policy_loss"
+            "=gspo has one ratio a response, and its gradient is right where every response weighs "
+            f"the same. Use algorithm.loss_aggregation={GSPO_AGGREGATION}, or null."
+        )
+
+
+def _truncated(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.truncated == "bootstrap" and algorithm.advantage != "gae":
+        yield (
+            "algorithm.truncated is bootstrap, but algorithm.advantage="
+            f"{algorithm.advantage} has no critic, with whose value a cut response could go on. "
+            "Use algorithm.truncated=terminal or mask."
+        )
+
+
 def _kl(config: Config) -> Iterator[str]:
     algorithm, kl = config.algorithm, config.algorithm.kl
     if kl.controller == "adaptive" and algorithm.kl_coef == 0:
@@ -87,6 +112,12 @@ def _kl(config: Config) -> Iterator[str]:
         yield (
             "algorithm.kl.controller is adaptive, but algorithm.kl.where is none. Use reward or "
             "loss."
+        )
+    if kl.where == "loss" and kl.estimator == "k1" and not kl.unbiased_gradient:
+        yield (
+            "algorithm.kl.estimator is k1, but algorithm.kl.where is loss, where the expected "
+            "gradient of k1 is 0: nothing would hold the policy near the reference. Use "
+            "algorithm.kl.estimator=k2, or algorithm.kl.unbiased_gradient=true."
         )
     if kl.unbiased_gradient and kl.where != "loss":
         yield (
@@ -113,4 +144,13 @@ def _support(config: Config) -> Iterator[str]:
         )
 
 
-ALGORITHM_RULES = (_names, _groups, _critic, _clip_bounds, _kl, _support)
+ALGORITHM_RULES = (
+    _names,
+    _groups,
+    _critic,
+    _clip_bounds,
+    _aggregation,
+    _truncated,
+    _kl,
+    _support,
+)

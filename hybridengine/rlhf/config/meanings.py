@@ -110,6 +110,9 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "algorithm.clip_ratio_c": ("dual_clip_ratio", "dual_clip", "delta"),
     "algorithm.value_clip": ("cliprange_value", "vf_clip"),
     "algorithm.lam": ("lambd", "gae_lambda", "lambda"),
+    "algorithm.truncated": (
+        *("mask_truncated_completions", "overlong_filtering", "mask_truncated", "stop_properly"),
+    ),
     "algorithm.entropy_coef": ("entropy_coeff", "entropy_loss_coef", "ent_coef"),
     "algorithm.kl_coef": ("beta", "init_kl_coef", "kl_loss_coef", "kl_beta"),
     "algorithm.kl.where": ("use_kl_loss", "use_kl_in_reward"),

@@ -91,7 +91,11 @@ class Reward:
 @dataclass
 class Kl:
     where: str = key("reward", "what the KL is added to", choices=("reward", "loss", "none"))
-    estimator: str = key("k1", "estimator of the KL", choices=("k1", "k2", "k3"))
+    estimator: str | None = key(
+        None,
+        "estimator of the KL; null: k1 in the reward, k2 in the loss",
+        choices=("k1", "k2", "k3"),
+    )
     unbiased_gradient: bool = key(
         False, "in the loss: the gradient of the KL itself in expectation"
     )
@@ -123,8 +127,14 @@ class Algorithm:
     )
     value_loss: str = key("clip", "loss of the critic", choices=("clip", "mse"))
     value_clip: float = key(0.2, "range of the clipped value loss", above=0)
-    loss_aggregation: str = key(
-        "token-mean", "token-mean, seq-mean-token-sum or seq-mean-token-mean"
+    loss_aggregation: str | None = key(
+        None,
+        "token-mean, seq-mean-token-sum, seq-mean-token-mean; null: the first (gspo: the last)",
+    )
+    truncated: str = key(
+        "terminal",
+        "a response cut by its length ends there, goes on at its value (gae), or is left out",
+        choices=("terminal", "bootstrap", "mask"),
     )
     entropy_coef: float = key(0.0, "weight of the entropy in the loss", least=0)
     kl_coef: float = key(0.01, "weight of the KL to the reference", least=0)

@@ -72,6 +72,12 @@ _ACTOR = (
         "mean weight of the correction for rollout log-probs",
         "with `algorithm.rollout_correction`",
     ),
+    Metric(
+        "actor/mismatch_mean", "nats", "mean distance of log-probs, trainer and rollout", _ONLINE
+    ),
+    Metric("actor/mismatch_max", "nats", "the largest such distance", _ONLINE),
+    Metric("actor/mismatch_kl", "nats", "estimated KL from the rollout to the trainer", _ONLINE),
+    Metric("actor/mismatch_ess", "share", "effective sample size of their ratios", _ONLINE),
     Metric("actor/ref_kl", "nats", "estimated KL to the reference, a token", _MEASURED),
     Metric("actor/sequence_kl", "nats", "the same, a response: what a controller sees", _MEASURED),
     Metric("actor/kl_coef", "weight", "of that KL in this step; a controller changes it"),
@@ -101,6 +107,11 @@ _CRITIC = (
     Metric("critic/loss", "loss", "mean over mini-batches of what was minimized"),
     Metric("critic/value_loss", "loss", "mean over trainable tokens"),
     Metric("critic/clip_share", "share", "tokens whose value the loss clipped"),
+    Metric(
+        "critic/explained_variance",
+        "share",
+        "of the returns by the values before the update; `null` where returns are equal",
+    ),
 )
 _RESHARD = (
     Metric("reshard/received_bytes", "bytes", "what all ranks received", _ONLINE),

@@ -15,6 +15,7 @@ from hybridengine.rlhf.algorithms import (
     token_rewards,
 )
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.by_place import estimator_of
 from hybridengine.rlhf.config.schema import Algorithm
 from hybridengine.rlhf.training.stepping import Sums
 
@@ -35,8 +36,11 @@ def with_advantages(
 
     `ref_kl` is the mean over trainable tokens, `sequence_kl` over rows of their sums, both of the
     estimator in the config; they are there when the batch has ref_log_probs.
+
+    With `algorithm.truncated=mask` truncated rows get a new column mask without trainable tokens,
+    and are no rows of their groups.
     """
-    mask = batch.padded("mask", False)
+    mask = _mask(batch, algorithm)
     kl = _kl(batch, mask, algorithm)
     in_reward = algorithm.kl.where == "reward" and kl is not None
     rewards = token_rewards(
@@ -53,12 +57,14 @@ def with_advantages(
             groups=batch["group"],
             num_groups=num_groups,
             values=batch.padded("values") if "values" in batch else None,
-            truncated=batch["truncated"],
+            truncated=batch["truncated"] if algorithm.truncated == "bootstrap" else None,
             last_values=batch.rows.get("last_values"),
             baselines=batch.rows.get("baselines"),
         )
     )
     columns = {"advantages": batch.flat(result.advantages)}
+    if algorithm.truncated == "mask":
+        columns["mask"] = batch.flat(mask)
     if result.returns is not None:
         columns["returns"] = batch.flat(result.returns)
     if algorithm.rollout_correction != "none":
@@ -70,11 +76,17 @@ def with_advantages(
     return Batch(batch.lengths, columns), _means(batch, columns, mask, kl, all_reduce)
 
 
+def _mask(batch: Batch, algorithm: Algorithm) -> torch.Tensor:
+    """bool [B, T]: the tokens that are learned from."""
+    mask = batch.padded("mask", False)
+    return mask & ~batch["truncated"][:, None] if algorithm.truncated == "mask" else mask
+
+
 def _kl(batch: Batch, mask: torch.Tensor, algorithm: Algorithm) -> torch.Tensor | None:
     if "ref_log_probs" not in batch:
         return None
     old, reference = batch.padded("old_log_probs"), batch.padded("ref_log_probs")
-    return kl_estimator.get(algorithm.kl.estimator)(old, reference, mask)
+    return kl_estimator.get(estimator_of(algorithm))(old, reference, mask)
 
 
 def _options(algorithm: Algorithm, all_reduce: AllReduce | None) -> dict[str, Any]:
@@ -97,12 +109,13 @@ def _means(
     kl: torch.Tensor | None,
     all_reduce: AllReduce | None,
 ) -> dict[str, float]:
-    flat = batch["mask"]
+    flat = batch.flat(mask)
     sums = Sums()
     sums.add(tokens=flat.sum(), sequences=mask.any(1).sum())
     if kl is not None:
         sums.add(kl=torch.where(mask, kl, 0).sum())
-    sums.add(**{name: torch.where(flat, column, 0).sum() for name, column in columns.items()})
+    known = {name: column for name, column in columns.items() if name in _SUMS}
+    sums.add(**{name: torch.where(flat, column, 0).sum() for name, column in known.items()})
     total = sums.over_ranks(_SUMS, all_reduce)
     tokens, sequences = max(total["tokens"], 1), max(total["sequences"], 1)
     means = {"advantage": total["advantages"] / tokens}

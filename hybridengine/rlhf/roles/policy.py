@@ -14,6 +14,7 @@ from hybridengine.rlhf.config.role_names import actor_is_reference, measures_kl
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
+from hybridengine.rlhf.roles.mismatch import mismatch
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
@@ -98,7 +99,9 @@ class ActorRole(TrainedRole):
             num_groups=num_groups,
             all_reduce=sum_over(self.context.comm),
         )
-        return batch.merged(columns), {"seconds": time.perf_counter() - began, "means": means}
+        batch = batch.merged(columns)
+        means |= mismatch(batch, self.context.comm)
+        return batch, {"seconds": time.perf_counter() - began, "means": means}
 
     @dispatch("by_rank")
     def update(self, batch: Batch, kl_coef: float) -> dict[str, float]:

@@ -6,6 +6,7 @@ model, micro-batch by micro-batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,10 +14,12 @@ import torch
 from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms import (
+    AllReduce,
     Counts,
     PolicyTerms,
     aggregation,
     kl_estimator,
+    mean_and_var,
     over_kl_limit,
     policy_loss,
     value_loss,
@@ -24,6 +27,7 @@ from hybridengine.rlhf.algorithms import (
 )
 from hybridengine.rlhf.algorithms.masks import select
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.by_place import aggregation_of, estimator_of
 from hybridengine.rlhf.config.schema import Algorithm, Config
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
@@ -48,8 +52,8 @@ class PolicyUpdate:
         self._epochs = config.actor.ppo_epochs
         self._stepper = Stepper(passes, optimizer, config.seed)
         self._loss = bound_policy_loss(config.algorithm)
-        self._aggregate = aggregation.get(config.algorithm.loss_aggregation)
-        self._estimate_kl = kl_estimator.get(config.algorithm.kl.estimator)
+        self._aggregate = aggregation.get(aggregation_of(config.algorithm))
+        self._estimate_kl = kl_estimator.get(estimator_of(config.algorithm))
         self._kl_coef = 0.0
 
     def update(self, batch: Batch, *, kl_coef: float | None = None) -> dict[str, float]:
@@ -131,13 +135,16 @@ class ValueUpdate:
         """Trains on `batch`: ids, mask, values (before the update), returns, and mini_batch if it
         has one. Collective.
 
-        Besides what Stepper.run returns: value_loss and clip_share, over all trainable tokens.
+        Besides what Stepper.run returns: value_loss and clip_share, over all trainable tokens, and
+        explained_variance, 1 - var(returns - values) / var(returns); NaN where returns are equal.
         """
         self._sums = Sums()
+        explained = _explained_variance(batch, reduction_over(self._comm))
         kept = batch.keep("ids", "mask", "values", "returns", "mini_batch")
         found = self._stepper.run(kept, self._epochs, self._loss_of)
         names = ("value_loss", "clip_share", "seen")
-        return found | _means(self._sums.over_ranks(names, reduction_over(self._comm)))
+        means = _means(self._sums.over_ranks(names, reduction_over(self._comm)))
+        return found | means | {"explained_variance": explained}
 
     def _loss_of(self, micro: Batch, counts: Counts) -> torch.Tensor:
         values = micro.pad(self._passes.values_of(micro))
@@ -147,6 +154,14 @@ class ValueUpdate:
             value_loss=terms.losses.sum(), clip_share=terms.clipped.sum(), seen=mask.sum()
         )
         return self._aggregate(terms.losses, mask, counts)
+
+
+def _explained_variance(batch: Batch, all_reduce: AllReduce | None) -> float:
+    """Of the returns by the values before the update, over the trainable tokens of all ranks."""
+    mask, returns = batch["mask"][None], batch["returns"][None].double()
+    left = mean_and_var(returns - batch["values"][None], mask, all_reduce=all_reduce).var
+    whole = mean_and_var(returns, mask, all_reduce=all_reduce).var
+    return float(1 - left / whole) if whole > 0 else math.nan
 
 
 def bound_policy_loss(algorithm: Algorithm) -> Callable[..., PolicyTerms]:
