@@ -149,6 +149,11 @@ class Algorithm:
         "none", "none, or dapo: leave out groups with equal scores, and sample more"
     )
     max_filter_rounds: int = key(4, "generations of a step until its batch is full (dapo)", least=1)
+    short_batch: str = key(
+        "train",
+        "a batch that they could not fill: train on what there is, or end the run",
+        choices=("train", "error"),
+    )
     overlong_buffer: int = key(
         0, "tokens before the limit in which length is punished; 0: off", least=0
     )

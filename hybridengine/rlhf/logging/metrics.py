@@ -56,6 +56,12 @@ _ROLLOUT = (
     Metric("rollout/truncated", "share", "responses that were cut at their largest length"),
     Metric("rollout/rounds", "count", "draws until the batch was full", "with a group filter"),
     Metric("rollout/kept_groups", "count", "groups that the filter kept", "with a group filter"),
+    Metric(
+        "rollout/missing_groups",
+        "count",
+        "that lack to a full batch after `algorithm.max_filter_rounds` draws",
+        "with a group filter",
+    ),
 )
 _ACTOR = (
     Metric(

@@ -13,6 +13,7 @@ from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, open_da
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.preflight import check_ground_truth
 from hybridengine.rlhf.trainer.scored import Scored
+from hybridengine.rlhf.trainer.short_batches import ShortBatches
 from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.warmup import check_answers
 
@@ -37,6 +38,7 @@ class Prompts:
         self._n = config.rollout.n
         self._size = data.train_batch_size
         self._loader = PromptLoader(len(self.train), self._size, config.seed, shuffle=data.shuffle)
+        self._short = ShortBatches(config.algorithm, self._size)
         self._serial = 0
         self._config = config
         self._prompt_of: dict[int, Encoded] = {}  # by serial, of the step that runs
@@ -73,9 +75,12 @@ class Prompts:
             drawn.append(steps.respond(self.draw(), clock, keep=True))
             kept.append(steps.informative(drawn[-1]))
         full = _first_groups(Scored.concat(kept), self._size)
+        groups = _num_groups(full)
+        self._short.see(groups, len(drawn))
         metrics = Scored.concat(drawn).metrics()
         metrics["rollout/rounds"] = float(len(drawn))
-        metrics["rollout/kept_groups"] = float(_num_groups(full))
+        metrics["rollout/kept_groups"] = float(groups)
+        metrics["rollout/missing_groups"] = float(self._size - groups)
         return full, metrics
 
     def baselines(self, steps: Steps, scored: Scored, clock: Clock) -> list[float] | None:
