@@ -89,6 +89,22 @@ def test_micro_batches_keep_to_the_budget_and_are_few(max_tokens: int) -> None:
     assert len(parts) <= 1.2 * sum(lengths) / max_tokens + 1
 
 
+@pytest.mark.parametrize("max_tokens", [40, 64, 100, 1000, 10**6])
+def test_padded_micro_batches_count_their_padding(max_tokens: int) -> None:
+    source = random.Random(max_tokens)
+    lengths = [source.randint(1, 40) for _ in range(60)]
+    parts = micro_batches(lengths, max_tokens, padded=True)
+    assert _covered(parts, 60) and all(parts)
+    work = [len(part) * max(lengths[i] for i in part) for part in parts]
+    assert max(work) <= max_tokens
+    if len(parts) > 4:  # of like length
+        assert sum(work) <= 1.3 * sum(lengths)
+    more = micro_batches(lengths, max_tokens, min_batches=len(parts) + 3, padded=True)
+    assert len(more) == min(60, len(parts) + 3) + max(0, len(parts) + 3 - 60)
+    assert _covered(more, 60)
+    assert micro_batches([5, 9], 10, min_batches=3, padded=True) == [[0], [1], []]
+
+
 @pytest.mark.parametrize(
     ("lengths", "max_tokens", "number"),
     [

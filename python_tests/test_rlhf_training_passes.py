@@ -10,7 +10,7 @@ from rlhf_training_scenarios import TEMPERATURE, make, rollouts
 from hybridengine import UsageError
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Critic, Sharding
-from hybridengine.rlhf.training import forward
+from hybridengine.rlhf.training import forward, packing
 from hybridengine.rlhf.training.passes import Passes
 
 pytestmark = pytest.mark.python
@@ -60,17 +60,21 @@ def close(found, expected):
         assert error <= 1e-6 * size, (name, error, size)
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("way", ["packed", "in buckets", "padded"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equal_to_one_row_at_a_time(family, packing):
+def test_equal_to_one_row_at_a_time(family, way, monkeypatch):
+    monkeypatch.setattr(packing, "_CALL_PAIRS", 0 if way == "in buckets" else 1 << 20)
     batch = rollouts()
+    buckets = packing.PackedRows.of(batch, torch.device("cpu")).buckets
+    assert len(buckets) == (len(set(batch.lengths.tolist())) if way == "in buckets" else 1)
     module = make(**FAMILIES[family])
     coefficients = torch.randn(2, 36, generator=torch.Generator().manual_seed(3)).double()
     expected = row_by_row(module, batch)
     wanted = gradients(module, (torch.stack(expected) * coefficients).sum())
 
-    passes = Passes(make(**FAMILIES[family]), Sharding(sequence_packing=packing), TEMPERATURE)
-    assert passes.packed == packing
+    sharding = Sharding(sequence_packing=way != "padded")
+    passes = Passes(make(**FAMILIES[family]), sharding, TEMPERATURE)
+    assert passes.packed == sharding.sequence_packing
     found = passes.log_probs_and_entropy(batch, entropy_gradient=True)
     for got, value in zip(found, expected, strict=True):
         torch.testing.assert_close(got, value, **CLOSE)

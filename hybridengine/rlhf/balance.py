@@ -10,6 +10,8 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from hybridengine._core import UsageError
 
 _Part = tuple[int, list[int]]  # total length, indices
@@ -64,11 +66,12 @@ def _merged(one: list[_Part], other: list[_Part], num_partitions: int) -> list[_
 
 
 def micro_batches(
-    lengths: Sequence[int], max_tokens: int, *, min_batches: int = 1
+    lengths: Sequence[int], max_tokens: int, *, min_batches: int = 1, padded: bool = False
 ) -> list[list[int]]:
     """Cuts the sequences into few micro-batches of at most `max_tokens` tokens each.
 
-    `lengths` are those of packed sequences, without padding. All ranks must run the same number of
+    Sequences are packed, without padding; with `padded` each is as long as the longest of its
+    micro-batch, which then holds sequences of like length. All ranks must run the same number of
     micro-batches when each ends in a collective: call once, take the largest number over the ranks,
     and call again with it as `min_batches`; parts beyond the number of sequences are empty. Throws
     UsageError if one sequence alone is longer than `max_tokens`.
@@ -84,9 +87,50 @@ def micro_batches(
             f"sequence {longest} has {lengths[longest]} tokens: max_tokens={max_tokens}. "
             "Raise the budget, or shorten the sequences."
         )
+    if padded:
+        return _padded_batches(lengths, max_tokens, min_batches)
     alone = sum(2 * length > max_tokens for length in lengths)  # no two of these share a part
     number = max(min_batches, -(-sum(lengths) // max(max_tokens, 1)), alone, 1)
     return _fewest_parts(lengths, max_tokens, number)
+
+
+def like_lengths(lengths: Sequence[int], call_pairs: int) -> list[list[int]]:
+    """Cuts the sequences into *buckets* of like length, for the least work of attention.
+
+    In a bucket every sequence is as long as the longest, so that b sequences of up to w tokens cost
+    b w^2 pairs of tokens, and `call_pairs` more for a call of its own. Buckets are runs in the
+    order of lengths; the best runs up to each length follow from the best ones before it.
+    """
+    sizes, counts = np.unique(np.array(lengths, np.int64), return_counts=True)
+    before = np.concatenate([[0], counts.cumsum()])  # sequences shorter than each size
+    least, first = np.zeros(len(sizes) + 1), [0] * (len(sizes) + 1)
+    for end in range(1, len(sizes) + 1):
+        costs = least[:end] + (before[end] - before[:end]) * float(sizes[end - 1]) ** 2
+        first[end] = int(costs.argmin())
+        least[end] = costs[first[end]] + call_pairs
+    rank = np.searchsorted(sizes, lengths)
+    buckets, end = [], len(sizes)
+    while end:
+        inside = (rank >= first[end]) & (rank < end)
+        buckets.append(np.flatnonzero(inside).tolist())
+        end = first[end]
+    return buckets
+
+
+def _padded_batches(lengths: Sequence[int], max_tokens: int, number: int) -> list[list[int]]:
+    """Runs in the order of lengths, from the longest down, each as long as the budget allows; the
+    runs of most sequences are halved until there are `number`."""
+    parts: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > max_tokens:
+            parts.append([])
+        parts[-1].append(i)
+    while len(parts) < min(number, len(lengths)):
+        fullest = max(range(len(parts)), key=lambda k: len(parts[k]))
+        half = len(parts[fullest]) // 2
+        parts[fullest : fullest + 1] = [parts[fullest][:half], parts[fullest][half:]]
+    empty: list[list[int]] = [[] for _ in range(number - len(parts))]
+    return sorted(sorted(part) for part in parts) + empty
 
 
 def _fewest_parts(lengths: Sequence[int], max_tokens: int, number: int) -> list[list[int]]:

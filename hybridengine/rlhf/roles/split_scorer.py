@@ -45,7 +45,7 @@ class SplitScorer:
     def scores(self, batch: Batch) -> torch.Tensor:
         """[B]: what the head says at the last token of each row. Collective."""
         found = torch.zeros(len(batch), dtype=self._head.dtype)
-        for part in micro_batches(batch.lengths.tolist(), self._max_tokens):
+        for part in micro_batches(batch.lengths.tolist(), self._max_tokens, padded=True):
             rows = batch.select(part)
             real = rows.pad(torch.ones_like(rows["ids"], dtype=torch.bool), False)
             hidden = self.module.model(

@@ -19,7 +19,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.algorithms import entropy, token_log_probs
 from hybridengine.rlhf.algorithms.masks import widen
 from hybridengine.rlhf.batch import Batch
-from hybridengine.rlhf.training.packing import PackedRows
+from hybridengine.rlhf.training.attention import packed_arguments
 
 # Logits computed at a time: 256 MiB of them in float32, with a few copies in the entropy.
 CHUNK_ELEMS = 1 << 26
@@ -42,22 +42,15 @@ def _within_forward(module: nn.Module, function: Callable[..., Any], *args: Any)
 def hidden_states(module: Any, batch: Batch, packed: bool) -> torch.Tensor:
     """[N, hidden] of the last layer, for the N tokens of `batch`, each given those before it."""
     device = device_of(module)
-    rows = PackedRows.of(batch, device)
     ids = batch.tokens["ids"].to(device)
     if packed:
-        hidden = module.base_model(
-            input_ids=ids[None],
-            position_ids=rows.positions()[None],
-            use_cache=False,
-            packed_rows=rows,
-        ).last_hidden_state
-        return hidden[0]  # type: ignore[no-any-return]
+        arguments = packed_arguments(module, batch, device)
+        hidden = module.base_model(input_ids=ids[None], use_cache=False, **arguments)
+        return hidden.last_hidden_state[0]  # type: ignore[no-any-return]
     hidden = module.base_model(
-        input_ids=rows.unpack(ids),
-        attention_mask=rows.unpack(torch.ones_like(ids)),
-        use_cache=False,
-    ).last_hidden_state
-    return rows.pack(hidden)
+        input_ids=batch.pad(ids), attention_mask=batch.pad(torch.ones_like(ids)), use_cache=False
+    )
+    return batch.flat(hidden.last_hidden_state)
 
 
 def policy_outputs(

@@ -1,123 +1,75 @@
-"""packing: rows run through a model without padding, each attending to itself alone.
+"""packing: rows without padding, and how attention takes them apart.
 
 Packed, the rows of a batch are one row [1, N] with positions that start anew. Everything but
-attention treats tokens alone; attention takes queries, keys and values apart into [B, T] for as
-long as it computes. So it is block-diagonal by construction, and no mask of N^2 is made. What
-attention must know comes to it as the keyword argument `packed_rows` of the forward pass, which
-survives recomputation in the backward pass.
+attention treats tokens alone; attention takes queries, keys and values apart into buckets of rows
+of like length for as long as it computes. So no row sees another by construction, no mask of N^2 is
+made, and the work follows the sum of the squared lengths, not the longest row. Knows no model;
+attention.py calls it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from hybridengine._core import UsageError
+from hybridengine.rlhf.balance import like_lengths
 from hybridengine.rlhf.batch import Batch
 
-ATTENTION = "hybridengine_packed"
+# What a bucket costs besides its pairs of tokens: as much as a row of 64 tokens. With less, short
+# rows come in many small calls; with more, long ones are padded.
+_CALL_PAIRS = 64 * 64
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """Where each token of a packed row lies in a flattened [num_rows, width]."""
+class Bucket:
+    """Some rows, each padded to `width`: what attention computes at a time."""
 
-    places: torch.Tensor  # int64 [N]
+    tokens: torch.Tensor | None  # int64 [n]: where theirs are in the batch; None: all, in order
+    places: torch.Tensor  # int64 [n]: where each lies in a flattened [num_rows, width]
     num_rows: int
     width: int
 
     @staticmethod
-    def of(batch: Batch, device: torch.device) -> PackedRows:
-        width = int(batch.lengths.max())
-        return PackedRows(batch.places(width).to(device), len(batch), width)
-
-    def positions(self) -> torch.Tensor:
-        """int64 [N]: of each token within its row."""
-        return self.places % self.width
+    def of(rows: Batch, tokens: torch.Tensor | None, device: torch.device) -> Bucket:
+        width = int(rows.lengths.max())
+        tokens = None if tokens is None else tokens.to(device)
+        return Bucket(tokens, rows.places(width).to(device), len(rows), width)
 
     def unpack(self, flat: torch.Tensor) -> torch.Tensor:
-        """[N, ...] as [num_rows, width, ...], zeros on the right."""
+        """[N, ...] of the whole batch as [num_rows, width, ...], zeros on the right."""
+        mine = flat if self.tokens is None else flat[self.tokens]
         out = flat.new_zeros((self.num_rows * self.width, *flat.shape[1:]))
-        out = out.index_copy(0, self.places, flat)
+        out = out.index_copy(0, self.places, mine)
         return out.view(self.num_rows, self.width, *flat.shape[1:])
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """What `unpack` made a rectangle of."""
+        """What `unpack` made a rectangle of: [n, ...]."""
         return padded.flatten(0, 1)[self.places]
 
 
-def can_pack(module: nn.Module) -> bool:
-    """Whether all that mixes tokens in this model is attention that can be replaced."""
-    supported = getattr(module, "_supports_attention_backend", False)
-    return bool(supported) and not getattr(module, "_is_stateful", False)
+@dataclass(frozen=True)
+class PackedRows:
+    """The rows of a packed batch as buckets, which together have every row once."""
 
+    buckets: list[Bucket]
+    order: torch.Tensor | None  # int64 [N]: of each token among those of all buckets in turn
 
-def use_packed_attention(module: nn.Module) -> None:
-    """From now on the HF model `module` runs packed rows, and only those."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    @staticmethod
+    def of(batch: Batch, device: torch.device) -> PackedRows:
+        cut = like_lengths(batch.lengths.tolist(), _CALL_PAIRS)
+        if len(cut) == 1:
+            return PackedRows([Bucket.of(batch, None, device)], None)
+        plain = Batch(batch.lengths, {"at": torch.arange(int(batch.lengths.sum()))})
+        rows = [plain.select(bucket) for bucket in cut]
+        order = torch.cat([each["at"] for each in rows]).argsort()
+        return PackedRows([Bucket.of(each, each["at"], device) for each in rows], order.to(device))
 
-    AttentionInterface.register(ATTENTION, _packed_attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
-    module.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens that attention computes, for a head of a layer."""
+        return sum(bucket.num_rows * bucket.width**2 for bucket in self.buckets)
 
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-def _packed_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    packed_rows: PackedRows | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention [1, H, N, D] -> [1, N, H, D], as transformers calls it.
-
-    Keys and values may have fewer heads than queries.
-    """
-    if packed_rows is None:
-        raise UsageError(
-            "attention got no packed_rows: this model passes its keyword arguments not down, or "
-            "was called directly. Set sequence_packing=false."
-        )
-    for name in ("softcap", "s_aux", "position_bias"):
-        if others.get(name) is not None:
-            raise UsageError(
-                f"this model's attention needs {name}, which packed attention does not compute. "
-                "Set sequence_packing=false."
-            )
-    rows = [
-        packed_rows.unpack(each[0].transpose(0, 1)).transpose(1, 2) for each in (query, key, value)
-    ]
-    band = _band(packed_rows.width, sliding_window, query.device)
-    attended = F.scaled_dot_product_attention(
-        rows[0],
-        rows[1],
-        rows[2],
-        attn_mask=band,
-        is_causal=band is None,
-        dropout_p=dropout,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return packed_rows.pack(attended.transpose(1, 2))[None], None
-
-
-def _band(width: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """bool [width, width] of a causal sliding window; None where all earlier tokens are seen."""
-    if window is None or window >= width:
-        return None
-    at = torch.arange(width, device=device)
-    distance = at[:, None] - at[None]
-    return (distance >= 0) & (distance < window)
+    def together(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """What `pack` of every bucket gave, in the order of the batch: [N, ...]."""
+        return parts[0] if self.order is None else torch.cat(parts)[self.order]

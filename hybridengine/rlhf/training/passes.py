@@ -22,8 +22,8 @@ from hybridengine.rlhf.balance import micro_batches
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.training import forward
+from hybridengine.rlhf.training.attention import can_pack, use_packed_attention
 from hybridengine.rlhf.training.models import section_of, weight_dtype
-from hybridengine.rlhf.training.packing import can_pack, use_packed_attention
 from hybridengine.rlhf.training.sharding import free_whole_weights
 
 _PLACE = "place"  # column: where a token or row of a micro-batch is in the whole batch
@@ -46,7 +46,7 @@ class Passes:
         self.temperature, self.comm = temperature, comm
         self.packed = sharding.sequence_packing and can_pack(module)
         if self.packed:
-            use_packed_attention(module)
+            use_packed_attention(module, self.device, getattr(torch, sharding.dtype))
         forward.add_forward_method(module)
 
     @property
@@ -77,14 +77,16 @@ class Passes:
             )
         groups = [torch.nonzero(numbers == number)[:, 0] for number in range(count)]
         lengths = [batch.lengths[group].tolist() for group in groups]
-        least = self._most([len(micro_batches(each, budget)) for each in lengths])
+        least = self._most([len(self.micro_batches(each)) for each in lengths])
         return [
-            [
-                batch.select(group[part])
-                for part in micro_batches(each, budget, min_batches=max(1, least[number]))
-            ]
+            [batch.select(group[part]) for part in self.micro_batches(each, max(1, least[number]))]
             for number, (group, each) in enumerate(zip(groups, lengths, strict=True))
         ]
+
+    def micro_batches(self, lengths: list[int], least: int = 1) -> list[list[int]]:
+        """Rows of these lengths cut by the budget, into `least` micro-batches or more."""
+        budget = self.sharding.max_tokens_per_gpu
+        return micro_batches(lengths, budget, min_batches=least, padded=not self.packed)
 
     @torch.no_grad()
     def log_probs(self, batch: Batch) -> torch.Tensor:

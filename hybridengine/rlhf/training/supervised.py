@@ -9,7 +9,6 @@ from hybridengine._core import UsageError
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms import Counts, aggregation
 from hybridengine.rlhf.algorithms.moments import reduced
-from hybridengine.rlhf.balance import micro_batches
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
@@ -117,11 +116,12 @@ class PairUpdate:
                 f"{len(chosen)} chosen and {len(rejected)} rejected rows make no pairs. Pass one "
                 "of each for every pair."
             )
-        lengths = (chosen.lengths + rejected.lengths).tolist()
-        budget = self._passes.sharding.max_tokens_per_gpu
-        least = self._passes.most_over_ranks(max(1, len(micro_batches(lengths, budget))))
+        passes, both = self._passes, torch.stack([chosen.lengths, rejected.lengths])
+        # Of a pair packed, and of one padded: what it adds to a micro-batch at the most.
+        lengths = (both.sum(0) if passes.packed else 2 * both.amax(0)).tolist()
+        least = passes.most_over_ranks(max(1, len(passes.micro_batches(lengths))))
         sides = (chosen.keep("ids"), rejected.keep("ids"))
         return [
             Batch.concat([side.select(part) for side in sides])
-            for part in micro_batches(lengths, budget, min_batches=least)
+            for part in passes.micro_batches(lengths, least)
         ]
