@@ -70,7 +70,6 @@ def tell(folder: Path) -> None:
         if step == 2:
             sys.stderr.write(f"{SECOND_WORD}\n")
     lines.log(STEPS, {"eval/reward": 0.578125})
-    lines.log(STEPS, {"eval/reward": 0.578125})
     lines.close()
     for name in ("reward.png", "summary.json", "metrics.jsonl"):
         (folder / name).write_text("something")

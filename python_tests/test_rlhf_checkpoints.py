@@ -177,9 +177,11 @@ def test_where_no_checkpoint_is_whole_the_damage_is_named(tmp_path: Path) -> Non
         check_resumable(tmp_path)
 
 
-def test_a_run_that_is_done_goes_on_only_for_its_export(tmp_path: Path) -> None:
+def test_a_run_that_is_done_goes_on_only_for_what_it_lacks(tmp_path: Path) -> None:
     _checkpoints(tmp_path).save(20, {})
     config = load_config(["preset=demo", "trainer.steps=20", "run.name=a", "run.resume=true"])
+    check_steps_left(config, tmp_path, exports=False)  # killed before its summary
+    (tmp_path / "summary.json").touch()
     check_steps_left(config, tmp_path, exports=True)
     with pytest.raises(UsageError, match=r"has done 20 steps, and trainer\.steps is 20"):
         check_steps_left(config, tmp_path, exports=False)

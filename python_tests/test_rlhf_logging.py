@@ -64,16 +64,48 @@ def test_files_hold_every_number(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
 
 
+def test_steps_behind_a_checkpoint_are_there_once(tmp_path: Path) -> None:
+    """A run that was killed behind step 3 goes on from step 2."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = Config()
+    config.trainer.loggers = ["jsonl", "tensorboard"]
+    killed = open_sinks(config, tmp_path)
+    killed.log(0, {"eval/reward": 0.0})
+    for step in (1, 2, 3):
+        killed.log(step, {"reward/mean": float(step)})
+    killed.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')  # killed in the middle of a line
+    resumed = open_sinks(config, tmp_path, 2)
+    for step in (3, 4):
+        resumed.log(step, {"reward/mean": 10.0 * step})
+    resumed.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line.get("reward/mean")) for line in lines] == [
+        (0, None),
+        (1, 1.0),
+        (2, 2.0),
+        (3, 30.0),
+        (4, 40.0),
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
+
+
 def test_wandb_keeps_an_offline_run_below_the_folder(tmp_path: Path) -> None:
     config = Config()
-    sink = SINKS["wandb"](config, tmp_path)
+    sink = SINKS["wandb"](config, tmp_path, 0)
     sink.log(1, {"reward/mean": 0.25})
     sink.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
 def test_the_console_gets_steps_and_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
-    sink = SINKS["console"](Config(), Path())
+    sink = SINKS["console"](Config(), Path(), 0)
     sink.log(0, {"eval/reward": 0.1})
     sink.log(1, {**_METRICS, "eval/reward": 0.25})
     sink.log(1, {"eval/reward": 0.25, "eval/loss": 1.5})
@@ -89,7 +121,7 @@ def test_the_console_gets_steps_and_evaluations(capsys: pytest.CaptureFixture[st
 def test_columns_that_come_later_have_a_heading_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sink = SINKS["console"](Config(), Path())
+    sink = SINKS["console"](Config(), Path(), 0)
     sink.log(1, {"reward/mean": 0.0, "reward/errors": 0.0})
     sink.log(2, {"reward/mean": 0.0, "actor/ref_kl": 0.5})
     sink.log(3, {"reward/mean": 0.0})

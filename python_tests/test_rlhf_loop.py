@@ -1,4 +1,4 @@
-"""Runs of the trainer on one rank: every algorithm learns, and a run goes on where it stopped."""
+"""Runs of the trainer on one rank: every algorithm learns."""
 
 import json
 import time
@@ -230,31 +230,3 @@ def test_rewards_that_fail_for_some_samples_cost_those_and_are_said_once(
         f"hybridengine: {count} of 128 samples have reward 0 since it failed; the first: "
         f"{tmp_path}/data.jsonl:"
     )
-
-
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def numbers(run: _Run) -> list[list[float]]:
-        names = ("reward/mean", "actor/loss", "actor/grad_norm", "critic/loss", "actor/ref_kl")
-        return [[metrics[name] for name in names] for metrics in run.loop.history]
-
-    whole = _config(tmp_path, "trainer.steps=4", "algorithm.kl.controller=adaptive")
-    first = _config(
-        tmp_path,
-        "trainer.steps=2",
-        "trainer.save_interval=2",
-        "algorithm.kl.controller=adaptive",
-    )
-    with rlhf_local_roles.one_rank(tmp_path) as context:
-        uninterrupted = _Run(whole, context, tmp_path / "whole")
-        uninterrupted.rewards()
-        context.roles.clear()
-        stopped = _Run(first, context, tmp_path / "parts")
-        stopped.rewards()
-        context.roles.clear()
-        resumed = _Run(whole, context, tmp_path / "parts")
-        resumed.loop.restore()
-        resumed.resync()
-        resumed.rewards()
-    assert numbers(stopped) == numbers(uninterrupted)[:2]
-    assert numbers(resumed) == numbers(uninterrupted)[2:]
-    assert resumed.loop._kl == uninterrupted.loop._kl

@@ -38,7 +38,6 @@ class ConsoleLines:
         self._known: set[str] = set()  # metrics that any step has had
         self._columns: list[Column] = []
         self._rows_left = 0  # before the next heading
-        self._evaluation = ""  # the line that was written last
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(bar_width=None),  # what the others leave of the line
@@ -87,10 +86,7 @@ class ConsoleLines:
             if name.startswith(_EVALUATION) and _tells(name, value)
         )
         when = f"after step {step}" if step else "before the first step"
-        line = f"evaluation {when}: {facts}"
-        if line != self._evaluation:  # the last step's is made again at the end
-            self._screen.print(line, soft_wrap=True)
-        self._evaluation = line
+        self._screen.print(f"evaluation {when}: {facts}", soft_wrap=True)
 
 
 def _tells(name: str, value: float) -> bool:

@@ -58,8 +58,7 @@ class Checkpoints:
         assert newest is not None, "a check came first"
         for name, group in self._groups.items():
             group.restore(str(newest / name))
-        state: dict[str, Any] = json.loads((newest / _STATE).read_text())
-        return state
+        return state_of(newest)
 
     def _write(self, target: Path, state: dict[str, Any]) -> str:
         """Why it could not be written, nothing where it was."""
@@ -101,6 +100,12 @@ def fault_of(checkpoint: Path) -> str:
     except (OSError, ValueError, KeyError) as error:
         return f"{_STATE} does not read: {line_of(error)}"
     return ""
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """What the controller saved in a checkpoint that is whole."""
+    state: dict[str, Any] = json.loads((checkpoint / _STATE).read_text())
+    return state
 
 
 def whole_checkpoints(run: Path) -> list[Path]:

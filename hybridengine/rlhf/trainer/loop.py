@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hybridengine.rlhf.algorithms import KLController, kl_controller
@@ -12,10 +12,12 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded
 from hybridengine.rlhf.logging import Sinks
+from hybridengine.rlhf.trainer.changes import flat
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints, say_if_it_fails
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.prompts import Prompts, as_prompts
+from hybridengine.rlhf.trainer.record import Record
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.step import Steps
 
@@ -23,6 +25,14 @@ from hybridengine.rlhf.trainer.step import Steps
 _CLOSING_S = 8.0
 # Serial numbers of evaluation prompts begin here, far from those of training.
 _EVAL_SERIAL = 1 << 40
+
+
+# Of the KL's controller: a field, and the key that it begins with.
+_KEY_OF = {
+    "coef": "algorithm.kl_coef",
+    "target": "algorithm.kl.target",
+    "horizon": "algorithm.kl.horizon",
+}
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,9 @@ class Ending:
 
 
 class Loop:
-    """Runs steps until the number of steps or the time is used up. `history` has the metrics of
-    every step. `source` gives the rollouts: prompts to generate from, or responses of files."""
+    """Runs steps until the number of steps or the time is used up. `record` has what was done, also
+    before a checkpoint. `source` gives the rollouts: prompts to generate from, or responses of
+    files."""
 
     def __init__(
         self,
@@ -55,53 +66,63 @@ class Loop:
         began: float,
     ) -> None:
         """`began`: time.monotonic() at the start of the run, from which its time limit counts."""
-        self.config, self.history = config, list[dict[str, float]]()
+        self.config, self.record = config, Record()
         self._steps, self._source = steps, source
         self._checkpoints, self._began = checkpoints, began
         self._kl = make_controller(config)
-        self._step = 0
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The metrics of each step from the first on."""
+        return self.record.history
 
     @property
     def step(self) -> int:
         """The last that was done."""
-        return self._step
+        return self.record.step
+
+    @property
+    def seconds(self) -> float:
+        """What the run took so far, all parts together."""
+        return self.record.seconds + time.monotonic() - self._began
 
     def restore(self) -> None:
         """Goes on from the newest checkpoint."""
         state = self._checkpoints.restore()
-        self._step = int(state["step"])
+        self.record = Record(**state["record"])
         self._source.load_state_dict(state["source"])
-        self._kl = type(self._kl)(**state["kl"])
+        self._kl = resumed_controller(self.config, state["kl"], state["config"])
 
     def run(self, sinks: Sinks) -> Ending:
-        """All steps that are left, and an evaluation behind the last. Each is logged to `sinks` as
-        it ends. Returns why there are no more."""
+        """All steps that are left, with evaluations on the way and behind the last. Each is logged
+        to `sinks` as it ends. Returns why there are no more."""
         trainer = self.config.trainer
-        limit = trainer.steps
+        limit, first = trainer.steps, self.step
         assert limit is not None, "the number of steps is set before"
-        if trainer.eval_before and self._step == 0:
+        if trainer.eval_before and first == 0:
             before = self.evaluate()
             if before:
                 sinks.log(0, before)
-        while self._step < limit and (not self.history or self._time_left()):
-            self._step += 1
-            metrics = self._one_step()
-            if trainer.eval_interval and self._step % trainer.eval_interval == 0:
-                metrics |= self.evaluate()
-            self.history.append(metrics)
-            sinks.log(self._step, metrics)
-            if trainer.save_interval and self._step % trainer.save_interval == 0:
+        while self.step < limit and (self.step == first or self._time_left()):
+            self.history.append(self._one_step(self.step + 1))
+            if self.step == limit or _is_due(trainer.eval_interval, self.step):
+                self.history[-1] |= self.evaluate()
+            sinks.log(self.step, self.history[-1])
+            if _is_due(trainer.save_interval, self.step):
                 say_if_it_fails(self.save)
-        last = self.evaluate()
-        if last:
-            self.history[-1] |= last
-            sinks.log(self._step, last)
-        return Ending(self._step, limit, trainer.time_limit_s if self._step < limit else None)
+        if self.step < limit:
+            self._evaluate_last(sinks)
+        return Ending(self.step, limit, trainer.time_limit_s if self.step < limit else None)
 
     def save(self) -> None:
         """Throws RunError where it cannot be written."""
-        state = {"source": self._source.state_dict(), "kl": _fields(self._kl)}
-        self._checkpoints.save(self._step, state)
+        state = {
+            "config": flat(self.config),
+            "record": asdict(replace(self.record, seconds=self.seconds)),
+            "source": self._source.state_dict(),
+            "kl": _fields(self._kl),
+        }
+        self._checkpoints.save(self.step, state)
 
     def evaluate(self) -> dict[str, float]:
         """The likeliest responses to the evaluation prompts; nothing where there are none."""
@@ -114,28 +135,36 @@ class Loop:
             "eval/errors": float(scored.errors),
         }
 
-    def _one_step(self) -> dict[str, float]:
+    def _evaluate_last(self, sinks: Sinks) -> None:
+        """Where a time limit ended the run behind a step that was not."""
+        if not any(name.startswith("eval/") for name in self.history[-1]):
+            last = self.evaluate()
+            self.history[-1] |= last
+            if last:
+                sinks.log(self.step, last)
+
+    def _one_step(self, step: int) -> dict[str, float]:
         clock = Clock()
         scored, metrics = self._source.rollouts(self._steps, clock)
         if len(scored.rows):
-            metrics |= self._learn(scored, clock)
+            metrics |= self._learn(scored, step, clock)
         metrics |= clock.metrics()
         if clock.seconds("rollout") > 0:  # offline nothing is generated
             tokens = metrics["rollout/tokens"]
             metrics["time/tokens_per_second"] = tokens / clock.seconds("rollout")
         return metrics
 
-    def _learn(self, scored: Scored, clock: Clock) -> dict[str, float]:
+    def _learn(self, scored: Scored, step: int, clock: Clock) -> dict[str, float]:
         """Updates the weights and moves them to the rollout."""
         sent = self._steps.learn(
             scored,
-            step=self._step,
+            step=step,
             kl=self._kl,
             baselines=self._source.baselines(self._steps, scored, clock),
-            train_actor=self._step > self.config.critic.warmup_steps,
+            train_actor=step > self.config.critic.warmup_steps,
         )
         online = self._steps.roles.rollout is not None
-        syncing = self._steps.send_sync(self._step) if online else []
+        syncing = self._steps.send_sync(step) if online else []
         metrics = sent.results(clock)
         metrics["actor/kl_coef"] = self._kl.coef
         if "actor/sequence_kl" in metrics:
@@ -152,19 +181,31 @@ class Loop:
 
 def make_controller(config: Config) -> KLController:
     """The controller of the KL's weight that the config asks for."""
-    algorithm = config.algorithm
-    known = {
-        "coef": algorithm.kl_coef,
-        "target": algorithm.kl.target,
-        "horizon": algorithm.kl.horizon,
-    }
-    names = kl_controller.options(algorithm.kl.controller)
-    return kl_controller.get(algorithm.kl.controller)(**{name: known[name] for name in names})
+    kind, values = config.algorithm.kl.controller, flat(config)
+    options = {name: values[_KEY_OF[name]] for name in kl_controller.options(kind)}
+    return kl_controller.get(kind)(**options)
+
+
+def resumed_controller(
+    config: Config, saved: Mapping[str, Any], then: Mapping[str, Any]
+) -> KLController:
+    """The controller that had the fields `saved` under the config `then`, with what the config says
+    otherwise now."""
+    now = flat(config)
+    if now["algorithm.kl.controller"] != then["algorithm.kl.controller"]:
+        return make_controller(config)
+    changed = {name: now[key] for name, key in _KEY_OF.items() if now[key] != then[key]}
+    kept = {name: changed.get(name, value) for name, value in saved.items()}
+    return kl_controller.get(config.algorithm.kl.controller)(**kept)
 
 
 def eval_prompts(held_out: Sequence[Encoded]) -> Batch:
     serials = range(_EVAL_SERIAL, _EVAL_SERIAL + len(held_out))
     return as_prompts(held_out, serials, 1)
+
+
+def _is_due(interval: int, step: int) -> bool:
+    return interval > 0 and step % interval == 0
 
 
 def _fields(controller: KLController) -> dict[str, Any]:

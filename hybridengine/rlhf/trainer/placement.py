@@ -35,10 +35,15 @@ class Roles:
 
     def saved(self, config: Config) -> dict[str, WorkerGroup]:
         """Those that a checkpoint consists of, by name."""
-        groups = {"actor": self.actor, "critic": self.critic}
-        if config.warmup.steps and config.reference.path is None:
-            groups["reference"] = self.reference  # it is no checkpoint's: the warm-up made it
-        return {name: group for name, group in groups.items() if group is not None}
+        return {role: getattr(self, role) for role in saved_roles(config)}
+
+
+def saved_roles(config: Config) -> list[str]:
+    """The roles that a checkpoint holds: those that train, and a reference that the warm-up made,
+    which is no other checkpoint's."""
+    made = config.warmup.steps and config.reference.path is None
+    wanted = ("actor", "critic", *(["reference"] if made else []))
+    return [role for role in wanted if role in roles_of(config)]
 
 
 def pool_of(role: str, placement: str) -> str:

@@ -38,12 +38,12 @@ def check_resumable(folder: Path) -> None:
 
 
 def check_steps_left(config: Config, folder: Path, *, exports: bool) -> None:
-    """Throws UsageError where the run to go on has no step left, and no export either. `exports`:
-    whether it is to leave hf/."""
+    """Throws UsageError where the run to go on is done. `exports`: whether it is to leave hf/."""
     newest, steps = newest_checkpoint(folder), config.trainer.steps
     assert newest is not None and steps is not None, "both were set before"
     done = step_of(newest)
-    if done < steps or (done == steps and exports and not _is_exported(folder, newest)):
+    last = ["summary.json", *(["hf/config.json"] if exports else [])]
+    if done < steps or (done == steps and not all(_is_of(newest, folder / each) for each in last)):
         return
     again = ", or remove its hf/ to export it again" if exports and done == steps else ""
     raise UsageError(
@@ -52,10 +52,9 @@ def check_steps_left(config: Config, folder: Path, *, exports: bool) -> None:
     )
 
 
-def _is_exported(folder: Path, checkpoint: Path) -> bool:
-    """Whether hf/ is of this checkpoint: an older one is of the steps before a resume."""
-    config = folder / "hf" / "config.json"
-    return config.exists() and config.stat().st_mtime >= saved_at(checkpoint)
+def _is_of(checkpoint: Path, file: Path) -> bool:
+    """Whether it was written behind this checkpoint: an older one is of before a resume."""
+    return file.exists() and file.stat().st_mtime >= saved_at(checkpoint)
 
 
 def how_to_go_on(config: Config, folder: Path, command: Sequence[str], error: BaseException) -> str:

@@ -10,6 +10,7 @@ from hybridengine.rlhf.data import PromptEncoder
 from hybridengine.rlhf.logging import busy, open_screen
 from hybridengine.rlhf.model_files import check_base_model
 from hybridengine.rlhf.trainer import report
+from hybridengine.rlhf.trainer.changes import check_unchanged, words_of_changes
 from hybridengine.rlhf.trainer.fit import Fit, fitted
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.pairs import Pairs
@@ -34,6 +35,8 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
     screen = open_screen()
     check_base_model(config)
     with RunFolder.claim(config) as folder:
+        if config.run.resume:
+            check_unchanged(config, folder.path, ["reward_model"])
         tokenizer = checked_tokenizer(config)
         pairs = Pairs.open(config, PromptEncoder.of(tokenizer, config.data))
         steps_per_epoch = -(-len(pairs.train) // config.data.train_batch_size)
@@ -42,6 +45,8 @@ def train_reward(config: Config, command: Sequence[str] = ("hybridengine", "trai
             check_steps_left(config, folder.path, exports=True)
         rehearse_reward(config, tokenizer, folder)
         report.announce_fit(screen, config, pairs.counts, len(pairs.held_out), folder.path)
+        if config.run.resume:
+            report.say(screen, words_of_changes(config, folder.path))
         with busy(screen, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:

@@ -17,6 +17,7 @@ from hybridengine.rlhf.logging import busy, open_screen, open_sinks
 from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.roles.rollout_file import rollouts_folder
 from hybridengine.rlhf.trainer import artifacts, report
+from hybridengine.rlhf.trainer.changes import check_unchanged, words_of_changes
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.export import export
@@ -24,7 +25,7 @@ from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
-from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, start_roles
+from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, saved_roles, start_roles
 from hybridengine.rlhf.trainer.preflight import check_attention, check_cuts
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
@@ -49,6 +50,8 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
     console = open_screen()
     check_models(config)
     with RunFolder.claim(config) as folder:
+        if config.run.resume:
+            check_unchanged(config, folder.path, saved_roles(config))
         tokenizer = checked_tokenizer(config)
         check_vocabularies(config, tokenizer)
         check_attention(config)
@@ -63,6 +66,8 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
             check_steps_left(config, folder.path, exports=config.trainer.save_hf)
         rehearse(config, tokenizer, folder)
         report.announce(console, config, roles_of(config), source.counts, folder.path)
+        if config.run.resume:
+            report.say(console, words_of_changes(config, folder.path))
         with busy(console, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
@@ -86,18 +91,14 @@ def _train(
     checkpoints = Checkpoints(folder, roles.saved(config), config.trainer.keep_checkpoints)
     loop = Loop(config, steps, source, checkpoints, began=began)
     with busy(console, "warming up"):
-        before = _prepare(config, steps, source, loop, console)
-    if loop.step == config.trainer.steps:  # a run that is done, and was resumed for its export
-        export(roles.actor, folder, loop.save)
-        report.list_files(console, folder)
-        return
-    sinks = open_sinks(config, folder)
+        _prepare(config, steps, source, loop, console)
+    sinks = open_sinks(config, folder, loop.record.step)
     try:
         ending = loop.run(sinks)
     finally:
         sinks.close()
-    samples = _samples(steps, source, before)
-    summary = _finish(config, roles, loop, folder, samples, began)
+    samples = _samples(steps, source, loop.record.before)
+    summary = _finish(config, roles, loop, folder, samples)
     report.conclude(console, summary, samples, folder, str(ending))
 
 
@@ -107,62 +108,64 @@ def _finish(
     loop: Loop,
     folder: Path,
     samples: list[artifacts.Sample],
-    began: float,
 ) -> artifacts.Summary:
-    """Writes what a run leaves; the summary is the last. One part that cannot be written keeps no
-    other from being there."""
+    """Writes what a run leaves, of all its parts; the summary is the last, and says that the run is
+    done. One part that cannot be written keeps no other from being there."""
     roles.reward.close()
+    history = loop.record.history
     parts: list[Callable[[], object]] = [
         lambda: artifacts.write_samples(folder, samples),
-        lambda: artifacts.plot_rewards(folder / "reward.png", loop.history, folder.name),
+        lambda: artifacts.plot_rewards(folder / "reward.png", history, folder.name),
     ]
     if config.trainer.save_interval:
         parts.append(loop.save)
     if config.trainer.save_hf:
         parts.append(lambda: export(roles.actor, folder, loop.save))
-    summary = artifacts.summarize(loop.history, time.monotonic() - began)
+    summary = artifacts.summarize(history, loop.seconds)
     finish(folder, [*parts, lambda: artifacts.write_summary(folder, summary)])
     return summary
 
 
 def _prepare(
     config: Config, steps: Steps, source: Prompts | Offline, loop: Loop, console: Console
-) -> list[str]:
-    """Everything before the first step. Returns what the policy answers then to a few prompts."""
+) -> None:
+    """Everything before the first step of this part of the run."""
+    if not config.run.resume and isinstance(source, Prompts):
+        loss = warm_up(config, steps.roles.actor, source.encoder, source.train)
+        if loss is not None:
+            steps_done = counted(config.warmup.steps, "supervised step")
+            console.print(f"warm-up: {steps_done}, loss {loss:.3f}")
+    if steps.roles.reference is not None:
+        steps.roles.reference.freeze()
+    source.begin(steps)
     if config.run.resume:
-        if steps.roles.reference is not None:
-            steps.roles.reference.freeze()
-        source.begin(steps)
         loop.restore()
-        if isinstance(source, Prompts):  # what was sampled behind the checkpoint is sampled again
-            drop_groups(rollouts_folder(config), source.next_group)
-    else:
-        if isinstance(source, Prompts):
-            loss = warm_up(config, steps.roles.actor, source.encoder, source.train)
-            if loss is not None:
-                steps_done = counted(config.warmup.steps, "supervised step")
-                console.print(f"warm-up: {steps_done}, loss {loss:.3f}")
-        if steps.roles.reference is not None:
-            steps.roles.reference.freeze()
-        source.begin(steps)
     if steps.roles.rollout is None or not isinstance(source, Prompts):
-        return []
+        return
     steps.sync(loop.step, Clock())
-    return steps.texts(eval_prompts(_shown(source)))
+    if config.run.resume:  # what was sampled behind the checkpoint is sampled again
+        drop_groups(rollouts_folder(config), source.next_group)
+    else:
+        shown = _shown(source)
+        answers = steps.texts(eval_prompts(shown))
+        loop.record.before = {e.text: answer for e, answer in zip(shown, answers, strict=True)}
 
 
 def _shown(source: Prompts) -> list[Any]:
     return list((source.eval or source.train)[:_NUM_SAMPLES])
 
 
-def _samples(steps: Steps, source: Prompts | Offline, before: list[str]) -> list[artifacts.Sample]:
-    if not before or not isinstance(source, Prompts):
+def _samples(
+    steps: Steps, source: Prompts | Offline, before: dict[str, str]
+) -> list[artifacts.Sample]:
+    """Prompts of which the answer before the first step is known."""
+    if not isinstance(source, Prompts):
         return []
-    shown = _shown(source)
-    after = steps.texts(eval_prompts(shown))
+    shown = [each for each in _shown(source) if each.text in before]
+    after = steps.texts(eval_prompts(shown)) if shown else []
     return [
-        artifacts.Sample(each.text, str(each.sample.ground_truth), old, new)
-        for each, old, new in zip(shown, before, after, strict=True)
+        artifacts.Sample(each.text, str(each.sample.ground_truth), before[each.text], answer)
+        for each, answer in zip(shown, after, strict=True)
     ]
 
 
