@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 _MAX_LISTED = 8
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
@@ -38,3 +39,9 @@ def human_bytes(count: int) -> str:
     value, unit = count / 1000**power, _UNITS[power - 1]
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The most similar known name, or words for having to choose where none is similar."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"the nearest, {matches[0]!r}, or another of these" if matches else "one of these"

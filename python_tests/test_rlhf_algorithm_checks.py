@@ -25,7 +25,7 @@ _COMBINATIONS = [
         "is 'token', not one of token-mean",
         "nearest, 'token-mean'",
     ),
-    (["algorithm.group_filter=dap"], "'dap', not one of none, dapo.", "nearest, 'dapo'"),
+    (["algorithm.group_filter=dap"], "'dap', not one of none, dapo (on", "nearest, 'dapo'"),
     (["algorithm.advantage=grpo"], "algorithm.advantage=grpo compares", "Set rollout.n to 2"),
     (["algorithm.advantage=rloo"], "algorithm.advantage=rloo compares", "Set rollout.n to 2"),
     (["algorithm.advantage=reinforce++-baseline"], "baseline compares", "Set rollout.n to 2"),

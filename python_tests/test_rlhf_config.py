@@ -1,6 +1,6 @@
 """Configs: what a file, a preset and overrides give, in which order, and what is written back."""
 
-import dataclasses
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridengine.command import cli
-from hybridengine.rlhf.config.describe import annotated_yaml, value_at
+from hybridengine.rlhf.config.describe import annotated_yaml
 from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.loading import (
     load_config,
     load_pairs_config,
     save_config,
-    to_dict,
 )
 from hybridengine.rlhf.config.presets import PRESETS
 from hybridengine.rlhf.config.schema import Config
@@ -37,6 +36,10 @@ _DEMO_MODEL = {
 
 # The least that makes a config of no preset whole.
 _WHOLE = ["preset=none", "model.path=m", "data.train_files=[a.jsonl]"]
+
+
+def value_at(config: Config, name: str):
+    return functools.reduce(getattr, name.split("."), config)
 
 
 @pytest.fixture
@@ -117,6 +120,7 @@ def test_an_empty_file_and_empty_sections_set_nothing(write):
         ("run.name=null", "run.name", None),
         ("run.name='null'", "run.name", "null"),
         ("run.dir=''", "run.dir", ""),
+        ("run.dir='???'", "run.dir", "???"),
         ("run.dir=a=b", "run.dir", "a=b"),
         ("trainer.steps=20", "trainer.steps", 20),
         ("trainer.steps=null", "trainer.steps", None),
@@ -151,14 +155,9 @@ def test_interpolations_may_name_the_environment(monkeypatch):
     assert load_config(["run.dir=${oc.env:RUNS_FOLDER}/a"]).run.dir == "/somewhere/a"
 
 
-def test_the_optimizer_has_the_learning_rate_of_its_role():
-    config = load_config(["actor.lr=0.5", "critic.lr=0.25"])
-    assert (config.actor.optimizer.lr, config.critic.optimizer.lr) == (0.5, 0.25)
-
-
-def test_to_dict_is_nested_and_whole():
-    found = to_dict(load_config(["rollout.stop=[a]"]))
-    assert set(found) == {field.name for field in dataclasses.fields(Config)}
+def test_a_dump_is_nested_and_whole():
+    found = load_config(["rollout.stop=[a]"]).model_dump()
+    assert set(found) == set(Config.model_fields)
     assert found["rollout"]["stop"] == ["a"]
     assert found["data"]["gym"]["name"] == "chain_sum"
 
@@ -181,9 +180,20 @@ def test_pairs_start_from_no_preset():
 # Keys that no combination is about, so that any value within bounds is legal.
 _TEXT_KEYS = ("run.dir", "data.prompt_key", "wandb.entity", "model.chat_template")
 _MAPPING_KEYS = ("rollout.engine_options", "data.gym.options")
-# "???" is OmegaConf's word for a value that is missing.
-_TEXT = st.text().filter(lambda text: text != "???") | st.sampled_from(
-    ["1e-6", "null", "~", "yes", "# no comment", "a: b", "${x}", "\\${x}", "\\\\${", "2024-01-01"]
+_TEXT = st.text() | st.sampled_from(
+    [
+        "???",
+        "1e-6",
+        "null",
+        "~",
+        "yes",
+        "# no comment",
+        "a: b",
+        "${x}",
+        "\\${x}",
+        "\\\\${",
+        "2024-01-01",
+    ]
 )
 _PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,

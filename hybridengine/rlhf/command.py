@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hybridengine._core import UsageError
 
 # Packages of the extra by module: those that a config needs, and those that a run needs besides.
-_CONFIG_MODULES = {"omegaconf": "omegaconf", "yaml": "PyYAML"}
+_CONFIG_MODULES = {"omegaconf": "omegaconf", "pydantic": "pydantic", "yaml": "PyYAML"}
 _RUN_MODULES = {
     "ray": "ray",
     "transformers": "transformers",
@@ -30,8 +30,10 @@ def train(arguments: Sequence[str]) -> int:
     _require({**_CONFIG_MODULES, **_RUN_MODULES})
     from hybridengine.rlhf.config.loading import load_config
     from hybridengine.rlhf.model_files import check_models
+    from hybridengine.rlhf.rewards import check
 
     config = load_config(arguments)
+    check(config.reward)
     check_models(config)  # as the trainer does, whose import alone takes seconds
     _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.run import train as run_trainer

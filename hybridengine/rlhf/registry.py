@@ -1,18 +1,19 @@
 """registry: names for the functions of one kind, so that a config can choose among them.
 
-`Registry` is not a plug-in loader: an entry exists once the module that decorates it is imported.
-It needs no torch, as the processes that compute rewards have none.
+An entry exists once the module that decorates it is imported; path.py:name stands for a function of
+the user's own (plugins.py). It needs no torch, as the processes that compute rewards have none.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.plugins import is_reference, load_plugin
+from hybridengine.wording import nearest
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -27,6 +28,7 @@ class Registry(Generic[Result]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, Callable[..., Result]] = {}
+        self._plugins: dict[str, Callable[..., Result]] = {}
 
     def __call__(self, name: str) -> Callable[[Function], Function]:
         """Registers the decorated function as `name`. Throws UsageError if the name is taken."""
@@ -47,7 +49,12 @@ class Registry(Generic[Result]):
         return tuple(self._entries)
 
     def get(self, name: str) -> Callable[..., Result]:
-        """The function called `name`. Throws UsageError that lists the names and the nearest."""
+        """The function called `name`, or that of a path.py:name. Throws UsageError that lists the
+        names and the nearest, and as load_plugin() does."""
+        if is_reference(name):
+            if name not in self._plugins:
+                self._plugins[name] = load_plugin(name, self.kind)
+            return self._plugins[name]
         if name not in self._entries:
             raise UsageError(
                 f"{name!r} is no {self.kind}: known are {', '.join(self._entries)}. "
@@ -71,9 +78,3 @@ class Registry(Generic[Result]):
                     + (f"Use {nearest(option, known)}." if known else "Leave it out.")
                 )
         return functools.partial(self.get(name), **options)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The most similar known name, or words for having to choose where none is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"the nearest, {matches[0]!r}, or another of these" if matches else "one of these"

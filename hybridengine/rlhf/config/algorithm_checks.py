@@ -5,45 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridengine.rlhf.config.by_place import GSPO_AGGREGATION, aggregation_of
-from hybridengine.rlhf.config.keys import entries
-from hybridengine.rlhf.config.meanings import nearest_value
 from hybridengine.rlhf.config.schema import Config
 
 # They compare the responses to one prompt with each other.
 _GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline")
 
 _TWO_BOUND_LOSSES = ("gspo", "cispo")
-
-
-def _names(config: Config) -> Iterator[str]:
-    """Names of formulas. A default is one of them, so that torch is imported for others only."""
-    chosen = {
-        "algorithm.advantage": config.algorithm.advantage,
-        "algorithm.policy_loss": config.algorithm.policy_loss,
-        "algorithm.loss_aggregation": config.algorithm.loss_aggregation,
-        "algorithm.group_filter": config.algorithm.group_filter,
-    }
-    others = {
-        key: name
-        for key, name in chosen.items()
-        if name is not None and name != entries()[key].default
-    }
-    if not others:
-        return
-    from hybridengine.rlhf import algorithms
-
-    known = {
-        "algorithm.advantage": algorithms.advantage.names(),
-        "algorithm.policy_loss": algorithms.policy_loss.names(),
-        "algorithm.loss_aggregation": algorithms.aggregation.names(),
-        "algorithm.group_filter": algorithms.group_filter.names(),
-    }
-    for key, name in others.items():
-        if name not in known[key]:
-            yield (
-                f"{key} is {name!r}, not one of {', '.join(known[key])}. Use "
-                f"{nearest_value(key, name, known[key])}."
-            )
 
 
 def _groups(config: Config) -> Iterator[str]:
@@ -144,13 +111,4 @@ def _support(config: Config) -> Iterator[str]:
         )
 
 
-ALGORITHM_RULES = (
-    _names,
-    _groups,
-    _critic,
-    _clip_bounds,
-    _aggregation,
-    _truncated,
-    _kl,
-    _support,
-)
+ALGORITHM_RULES = (_groups, _critic, _clip_bounds, _aggregation, _truncated, _kl, _support)

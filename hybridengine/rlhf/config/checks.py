@@ -8,13 +8,13 @@ what only a file, a model or a machine can tell nothing is said here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.algorithm_checks import ALGORITHM_RULES
-from hybridengine.rlhf.config.meanings import nearest_value
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.plugins import is_reference, load_plugin
 
 
 def combination_faults(config: Config) -> list[str]:
@@ -147,13 +147,14 @@ def _strategies(config: Config) -> Iterator[str]:
 
 
 def _rewards(config: Config) -> Iterator[str]:
-    from hybridengine.rlhf.rewards import check
-
+    """Of options, and of what a file defines, the rewards know: hybridengine.rlhf.rewards.check."""
     reward = config.reward
-    try:
-        check(reward)
-    except UsageError as error:
-        yield str(error)
+    yield from _named_once("reward.functions", reward.functions)
+    if reward.weights and len(reward.weights) != len(reward.functions):
+        yield (
+            f"reward.weights has {len(reward.weights)} numbers for the {len(reward.functions)} "
+            "rewards of reward.functions. Give one for each, or none."
+        )
     if not reward.functions and reward.function is None and config.reward_model.path is None:
         yield (
             "there is no reward: reward.functions is empty, reward.function and reward_model.path "
@@ -162,18 +163,28 @@ def _rewards(config: Config) -> Iterator[str]:
 
 
 def _loggers(config: Config) -> Iterator[str]:
-    from hybridengine.rlhf.logging import SINKS
+    yield from _named_once("trainer.loggers", config.trainer.loggers)
 
-    loggers = config.trainer.loggers
-    for name in loggers:
-        if name not in SINKS:
-            yield (
-                f"trainer.loggers has {name!r}, not one of {', '.join(SINKS)}. Use "
-                f"{nearest_value('trainer.loggers', name, SINKS)}."
-            )
-        elif loggers.count(name) > 1:
-            yield f"trainer.loggers has {name!r} more than once. Name it once."
-            return
+
+def _named_once(key: str, names: Sequence[str]) -> Iterator[str]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        yield f"{key} has {twice!r} more than once. Name it once."
+
+
+def _files(config: Config) -> Iterator[str]:
+    """Functions of the user's own: their files are imported, so that a fault of one comes first."""
+    given = {
+        "algorithm.advantage": config.algorithm.advantage,
+        "algorithm.policy_loss": config.algorithm.policy_loss,
+        "reward.function": config.reward.function,
+    }
+    for key, name in given.items():
+        if name is not None and (is_reference(name) or key == "reward.function"):
+            try:
+                load_plugin(name, key)
+            except UsageError as error:
+                yield str(error)
 
 
 def _betas(config: Config) -> Iterator[str]:
@@ -226,7 +237,7 @@ def _lora(config: Config) -> Iterator[str]:
 
 
 _RULES = (
-    *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers),
+    *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers, _files),
     *(_betas, _tensor_parallel, _device, _lora),
     *ALGORITHM_RULES,
 )

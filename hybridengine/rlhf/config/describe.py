@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from hybridengine.rlhf.config.keys import Entry, either, entries, sections
+from hybridengine.rlhf.config.fields import Section
+from hybridengine.rlhf.config.keys import (
+    RECORD,
+    Entry,
+    either,
+    entries,
+    entry_of,
+    general,
+    sections,
+)
 from hybridengine.rlhf.config.presets import PRESETS
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.config.yaml_text import one_line
@@ -44,15 +53,7 @@ def annotated_yaml(config: Config) -> str:
 
     `load_config` reads it back to an equal config.
     """
-    lines, inside = [], ""
-    for entry in entries().values():
-        if entry.section != inside:
-            lines += _section_heads(inside, entry.section)
-            inside = entry.section
-        indent = _INDENT * entry.name.count(".")
-        leaf = entry.name.rpartition(".")[2]
-        lines.append(f"{indent}{leaf}: {one_line(value_at(config, entry.name))}  # {_help(entry)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(_lines(config, "")) + "\n"
 
 
 def config_markdown() -> str:
@@ -68,30 +69,35 @@ def config_markdown() -> str:
     return "\n".join(parts) + "\n"
 
 
-def value_at(config: Config, name: str) -> Any:
-    """The value of the key with this dotted name."""
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+def _lines(section: Section, prefix: str) -> Iterator[str]:
+    """The lines of `section`, whose dotted name with a dot is `prefix`."""
+    indent = _INDENT * prefix.count(".")
+    for name in type(section).model_fields:
+        value, whole = getattr(section, name), prefix + name
+        entry = entry_of(whole)
+        if entry is not None:
+            yield f"{indent}{name}: {one_line(value)}  # {_help(entry)}"
+        elif isinstance(value, Section):
+            yield from [] if prefix else [""]
+            yield f"{indent}{name}:  # {sections()[general(whole)]}"
+            yield from _lines(value, whole + ".")
+        else:
+            yield from _lines_of_records(name, value)
 
 
-def _section_heads(inside: str, section: str) -> list[str]:
-    """The lines that open `section` where `inside` is the one before it."""
-    heads = []
-    parts = section.split(".")
-    for depth in range(len(parts)):
-        name = ".".join(parts[: depth + 1])
-        if not f"{inside}.".startswith(f"{name}."):
-            blank = [""] if depth == 0 else []
-            heads += [*blank, f"{_INDENT * depth}{parts[depth]}:  # {sections()[name]}"]
-    return heads
+def _lines_of_records(name: str, records: Mapping[str, Section]) -> Iterator[str]:
+    yield ""
+    yield f"{name}:{'' if records else ' {}'}  # {sections()[f'{name}.{RECORD}']}, by name"
+    for own_name, record in records.items():
+        yield f"{_INDENT}{one_line(own_name)}:"
+        yield from _lines(record, f"{name}.{own_name}.")
 
 
 def _help(entry: Entry) -> str:
     """The line of help with choices and bounds."""
-    accepts = either(entry.key.choices) if entry.key.choices else entry.bounds
-    return f"{entry.key.help} ({accepts})" if accepts else entry.key.help
+    files = ("path.py:name",) if entry.takes_files else ()
+    accepts = either((*entry.choices, *files)) if entry.choices else entry.bounds
+    return f"{entry.help} ({accepts})" if accepts else entry.help
 
 
 def _table(section: str, title: str) -> list[str]:
@@ -101,7 +107,7 @@ def _table(section: str, title: str) -> list[str]:
         return []
     head = [f"\n## {title}", "", "| key | default | meaning | accepts |", "|---|---|---|---|"]
     return head + [
-        f"| `{entry.name}` | `{one_line(entry.default)}` | {entry.key.help} | "
+        f"| `{entry.name}` | `{one_line(entry.default)}` | {entry.help} | "
         f"{entry.accepts} |".replace("\n", " ")
         for entry in rows
     ]

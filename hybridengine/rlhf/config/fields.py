@@ -1,60 +1,40 @@
-"""fields: one key of the config with its default, its line of help and what it accepts.
+"""fields: what the config is made of: sections, which are pydantic models, and names that a file of
+the user may add to.
 
-The schema is dataclasses whose fields are made here; everything that shows or checks a config reads
-these records, so that a key is described in one place.
+A key is described in one place, its `Field`: type, default, bounds, and its line of help, the
+description. Whatever shows or checks a config reads that.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_METADATA = "key"
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from hybridengine.rlhf.plugins import is_reference
+
+
+class Section(BaseModel):
+    """Keys of one kind. A value of another type or out of bounds is refused when a section is made,
+    with pydantic's ValidationError; nothing is converted besides a whole number to a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
-class Key:
-    """What is known of a key besides its name, type and default.
+class Named:
+    """Marks a text that is one of `names`, or path.py:name for a function of one's own."""
 
-    `choices`: the only values, for strings. `least`, `above` and `most`: bounds of a number; NaN is
-    outside of every bound.
-    """
+    names: tuple[str, ...]
 
-    help: str
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
 
-
-def key(
-    default: Any,
-    help: str,
-    *,
-    choices: Sequence[str] = (),
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-) -> Any:
-    """A dataclass field with this default; a list or dict is copied for every config."""
-    metadata = {_METADATA: Key(help, tuple(choices), least, above, most)}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def section(kind: type, help: str) -> Any:
-    """A dataclass field that holds a section of its own."""
-    return dataclasses.field(default_factory=kind, metadata={_METADATA: Key(help)})
-
-
-def is_key(field: dataclasses.Field[Any]) -> bool:
-    """Whether a user may set it; what is computed from other keys has no record."""
-    return _METADATA in field.metadata
-
-
-def key_of(field: dataclasses.Field[Any]) -> Key:
-    found: Key = field.metadata[_METADATA]
-    return found
+    def _known(self, value: str) -> str:
+        if value not in self.names and not is_reference(value):
+            raise PydanticCustomError("literal_error", "not one of the names")
+        return value

@@ -1,6 +1,8 @@
-"""keys: the schema as a flat table, from dotted name to type, default and bounds.
+"""keys: the models as a flat table, from dotted name to the field with its type and bounds.
 
-What reads, checks and prints a config goes through this table. It knows no values.
+What reads, checks and prints a config goes through this table. It knows no values. The keys of a
+*record*, one of a mapping of sections, stand in it once, with NAME for the name that a user gives
+the record: pools.NAME.ranks.
 """
 
 from __future__ import annotations
@@ -12,34 +14,42 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hybridengine.rlhf.config.fields import Key, is_key, key_of
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from hybridengine.rlhf.config.fields import Named, Section
 from hybridengine.rlhf.config.meanings import meant_key
 from hybridengine.rlhf.config.schema import Config
 
-# What a value of each type is called in errors and in the documentation.
-_WORDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list[str]: "a list of texts",
-    list[float]: "a list of numbers",
-    list[int]: "a list of whole numbers",
-    dict[str, Any]: "a mapping",
+RECORD = "NAME"
+
+# What a value of each type is called in errors and in the documentation, one and several.
+_WORDS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", ""),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    dict[str, Any]: ("a mapping", ""),
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A key. `kind` is its type without None, `optional` whether null is a value of it."""
+    """A key by its dotted name.
+
+    `item`: the type of its value, or of each of a list. `marks`: what pydantic checks besides the
+    type. `default`: None where the key must be given. `optional`: whether null is a value of it.
+    """
 
     name: str
-    kind: Any
-    optional: bool
+    help: str
     default: Any
-    key: Key
+    optional: bool
+    is_list: bool
+    item: Any
+    marks: tuple[Any, ...]
 
     @property
     def section(self) -> str:
@@ -48,43 +58,94 @@ class Entry:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether its value has keys of its own, which the schema does not know."""
-        return bool(self.kind == dict[str, Any])
+        """Whether its value has keys of its own, which the models do not know."""
+        return bool(self.item == dict[str, Any])
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether its value, or each of its list, is text as it is written."""
+        return self.item is str or bool(self.choices)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names that it takes; () for any text."""
+        named = [mark.names for mark in self.marks if isinstance(mark, Named)]
+        is_literal = typing.get_origin(self.item) is Literal
+        return named[0] if named else typing.get_args(self.item) if is_literal else ()
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether path.py:name is a value of it, besides its choices."""
+        return any(isinstance(mark, Named) for mark in self.marks)
 
     @property
     def words(self) -> str:
         """What it accepts, less its bounds: "a number or null"."""
-        if self.key.choices:
-            return either((*self.key.choices, *(["null"] if self.optional else [])))
-        return _WORDS[self.kind] + (" or null" if self.optional else "")
+        null = ["null"] if self.optional else []
+        files = ["path.py:name"] if self.takes_files else []
+        if self.choices:
+            names = either((*self.choices, *files, *null))
+            return f"a list of {names}" if self.is_list else names
+        return either((self._kind, *null))
 
     @property
     def accepts(self) -> str:
         """All of it: "a number above 0, or null"."""
         if not self.bounds:
             return self.words
-        return f"{_WORDS[self.kind]} {self.bounds}" + (", or null" if self.optional else "")
+        return f"{self._kind} {self.bounds}" + (", or null" if self.optional else "")
 
     @property
     def bounds(self) -> str:
         """Its bounds in words, "from 0 to 1", "above 0 and at most 1"; "" without any."""
-        key = self.key
-        if key.least is not None and key.most is not None:
-            return f"from {key.least:g} to {key.most:g}"
-        limits = (("at least", key.least), ("above", key.above), ("at most", key.most))
+        least = self._bound(annotated_types.Ge, "ge")
+        above = self._bound(annotated_types.Gt, "gt")
+        most = self._bound(annotated_types.Le, "le")
+        if least is not None and most is not None:
+            return f"from {least:g} to {most:g}"
+        limits = (("at least", least), ("above", above), ("at most", most))
         return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+
+    @property
+    def _kind(self) -> str:
+        one, several = _WORDS[self.item]
+        return f"a list of {several}" if self.is_list else one
+
+    def _bound(self, kind: type, name: str) -> float | None:
+        marks = (mark for mark in self.marks if isinstance(mark, kind))
+        return next((getattr(mark, name) for mark in marks), None)
 
 
 @functools.cache
 def entries() -> dict[str, Entry]:
-    """Every key by its dotted name, in order of the schema."""
-    return {entry.name: entry for entry in _walk(Config, "")}
+    """Every key by its dotted name, in order of the models."""
+    return {name: _entry(name, field) for name, field in _walk(Config, "") if not _inside(field)}
 
 
 @functools.cache
 def sections() -> dict[str, str]:
-    """The line of help of every section by its dotted name, in order of the schema."""
-    return dict(_walk_sections(Config, ""))
+    """The line of help of every section and record by its dotted name, in order of the models."""
+    found = ((name, field) for name, field in _walk(Config, "") if _inside(field))
+    return {name: field.description or "" for name, field in found}
+
+
+@functools.cache
+def records() -> tuple[str, ...]:
+    """The names of the mappings of records."""
+    ending = f".{RECORD}"
+    return tuple(name.removesuffix(ending) for name in sections() if name.endswith(ending))
+
+
+def general(name: str) -> str:
+    """`name` as it stands in the table: pools.train.ranks is pools.NAME.ranks."""
+    first, *rest = name.split(".")
+    return ".".join((first, RECORD, *rest[1:])) if first in records() and rest else name
+
+
+def entry_of(name: str) -> Entry | None:
+    """The key `name`, also one of a record; None where there is none."""
+    found = entries().get(general(name))
+    return None if found is None else dataclasses.replace(found, name=name)
 
 
 def similar_keys(name: str) -> list[str]:
@@ -104,7 +165,7 @@ def similar_keys(name: str) -> list[str]:
         similar = difflib.get_close_matches(name, same_leaf, n=1, cutoff=0.75)
         in_section = similar or [key for key in same_leaf if key.startswith(top)]
         return in_section if "." in name and in_section else same_leaf
-    section = name.rpartition(".")[0]
+    section = general(name).rpartition(".")[0]
     if section not in sections():
         similar = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         return similar or _by_leaf(leaf, known, 0.75)
@@ -123,28 +184,37 @@ def _by_leaf(leaf: str, known: list[str], cutoff: float) -> list[str]:
     return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=cutoff)]
 
 
-def _walk(kind: type, prefix: str) -> Iterator[Entry]:
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if not is_key(field):
-            continue
-        name, hint = prefix + field.name, hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from _walk(typing.cast(type, hint), name + ".")
-            continue
-        optional = isinstance(hint, types.UnionType)
-        if optional:
-            (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        yield Entry(name, hint, optional, default, key_of(field))
+def _entry(name: str, field: FieldInfo) -> Entry:
+    item: Any = field.annotation
+    marks = list(field.metadata)
+    optional = typing.get_origin(item) in (types.UnionType, typing.Union)
+    if optional:
+        (item,) = (part for part in typing.get_args(item) if part is not type(None))
+    is_list = typing.get_origin(item) is list
+    if is_list:
+        (item,) = typing.get_args(item)
+    if typing.get_origin(item) is Annotated:
+        item, *more = typing.get_args(item)
+        marks += [mark for each in more for mark in getattr(each, "metadata", (each,))]
+    default = None if field.is_required() else field.get_default()
+    return Entry(name, field.description or "", default, optional, is_list, item, tuple(marks))
 
 
-def _walk_sections(kind: type, prefix: str) -> Iterator[tuple[str, str]]:
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            name = prefix + field.name
-            yield name, key_of(field).help
-            yield from _walk_sections(hints[field.name], name + ".")
+def _walk(kind: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    """Sections and records with what is in them, each behind its own row, and keys."""
+    for own_name, field in kind.model_fields.items():
+        inside = _inside(field)
+        name = prefix + own_name
+        if inside is not None and inside is not field.annotation:
+            name += f".{RECORD}"
+        yield name, field
+        if inside is not None:
+            yield from _walk(inside, name + ".")
+
+
+def _inside(field: FieldInfo) -> type[Section] | None:
+    """The section that the field holds, or of which it holds records; None for a key."""
+    for kind in (field.annotation, *typing.get_args(field.annotation)[1:]):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None

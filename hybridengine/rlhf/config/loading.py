@@ -7,7 +7,7 @@ Values may refer to others, ${actor.lr}, as OmegaConf resolves them.
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.checks import combination_faults, pair_faults
-from hybridengine.rlhf.config.describe import annotated_yaml, value_at
+from hybridengine.rlhf.config.describe import annotated_yaml
+from hybridengine.rlhf.config.faults import value_faults
 from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.presets import DEMO, NONE, PRESETS
 from hybridengine.rlhf.config.schema import Config
@@ -28,7 +30,6 @@ from hybridengine.rlhf.config.settings import (
     read_file,
     read_overrides,
 )
-from hybridengine.rlhf.config.values import bounds_fault
 
 # Where one of these is given, no preset is taken unless it is named.
 _OWN = ("model.path", "model.config", "data.train_files")
@@ -53,11 +54,6 @@ def load_pairs_config(arguments: Sequence[str]) -> Config:
     return config
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """Sections as nested dicts, every key in them."""
-    return dataclasses.asdict(config)
-
-
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
     """Writes every key with its line of help; `load_config([path])` gives an equal config."""
     Path(path).write_text(annotated_yaml(config), encoding="utf-8")
@@ -70,9 +66,20 @@ def _load(arguments: Sequence[str], preset: str) -> Config:
     layers = [Setting("preset", (), name, "preset")]
     values = PRESETS.get(name, {})
     layers += [Setting(key, (), value, "preset") for key, value in values.items()]
-    config = _build([*layers, *settings.found])
-    places = {setting.name: setting.place for setting in settings.found}
-    _stop_on([*settings.faults, *_bounds_faults(config, places)])
+    return _checked(_resolved([*layers, *settings.found]), settings)
+
+
+def _checked(values: dict[str, Any], settings: Settings) -> Config:
+    """Throws UsageError with all that could not be set and all that is refused, as it was set."""
+    faults = list(settings.faults)
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        places = {setting.name: setting.place for setting in settings.found}
+        last = {setting.name: at for at, setting in enumerate(settings.found)}
+        found = value_faults(error, values, places)
+        faults += [(last.get(name, -1), fault) for name, fault in found.items()]
+    _stop_on([fault for _, fault in sorted(faults, key=lambda each: each[0])])
     return config
 
 
@@ -97,9 +104,9 @@ def _seems_a_file(argument: str) -> bool:
     return "=" not in argument and argument not in entries()
 
 
-def _build(settings: Sequence[Setting]) -> Config:
-    """The config of these values over the defaults. Throws UsageError for an interpolation."""
-    values: dict[str, Any] = {}
+def _resolved(settings: Sequence[Setting]) -> dict[str, Any]:
+    """The values over the defaults. Throws UsageError for an interpolation."""
+    values = Config().model_dump()
     for setting in settings:
         *above, last = (*setting.name.split("."), *setting.below)
         inner = values
@@ -107,35 +114,17 @@ def _build(settings: Sequence[Setting]) -> Config:
             if not isinstance(inner.get(part), dict):
                 inner[part] = {}
             inner = inner[part]
-        inner[last] = _copied(setting.value)
+        inner[last] = copy.deepcopy(setting.value)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), values)
-        built = OmegaConf.to_object(merged)
+        resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(
             f"{error.full_key or 'a value'} cannot be resolved: {reason}. Correct the value, or "
             "write a backslash before ${ where it is meant as it is."
         ) from error
-    assert isinstance(built, Config), "a structured config becomes its own class"
-    built.actor.optimizer.lr, built.critic.optimizer.lr = built.actor.lr, built.critic.lr
-    return built
-
-
-def _copied(value: Any) -> Any:
-    """Mappings anew, so that an override of an entry does not change a preset."""
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return value
-
-
-def _bounds_faults(config: Config, places: dict[str, str]) -> list[str]:
-    faults = []
-    for name, entry in entries().items():
-        fault = bounds_fault(entry, value_at(config, name), places.get(name, "the default"))
-        if fault is not None:
-            faults.append(fault)
-    return faults
+    assert isinstance(resolved, dict), "it is what was given"
+    return {str(key): value for key, value in resolved.items()}
 
 
 def _stop_on(faults: Sequence[str]) -> None:

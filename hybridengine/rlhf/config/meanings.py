@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from hybridengine.rlhf.registry import nearest
+from hybridengine.wording import nearest
 
 # Our key, then what others call it. A key of `actor` stands for that of the role that a name is of.
 _KEYS: dict[str, tuple[str, ...]] = {

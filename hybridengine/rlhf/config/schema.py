@@ -6,245 +6,303 @@ must satisfy together with others is in checks.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hybridengine.rlhf.config.fields import key, section
-from hybridengine.rlhf.config.presets import PRESETS
+from pydantic import Field
+
+from hybridengine.rlhf.config.fields import Named, Section
 from hybridengine.rlhf.config.roles import Actor, Critic, Reference, RewardModel, Rollout
 
-
-@dataclass
-class Run:
-    name: str | None = key(None, "folder below run.dir; null: named by preset and time")
-    dir: str = key("runs", "folder in which runs are kept")
-    resume: bool = key(False, "continue from the newest whole checkpoint of the run of this name")
+# The built-in formulas, in the order of hybridengine.rlhf.algorithms.
+ADVANTAGES = ("gae", "grpo", "rloo", "reinforce++", "reinforce++-baseline", "remax")
+POLICY_LOSSES = ("clip", "gspo", "cispo")
 
 
-@dataclass
-class Model:
-    path: str | None = key(None, "directory of a HF checkpoint, or smollm2-135m")
-    tokenizer: str | None = key(None, "directory of a HF tokenizer; null: model.path")
-    chat_template: str | None = key(None, "file with a Jinja chat template; null: the tokenizer's")
-    config: dict[str, Any] = key(
-        {}, "a HF config (model_type, ...) for random weights instead of a path"
+class Run(Section):
+    name: str | None = Field(
+        None, description="folder below run.dir; null: named by preset and time"
+    )
+    dir: str = Field("runs", description="folder in which runs are kept")
+    resume: bool = Field(
+        False, description="continue from the newest whole checkpoint of the run of this name"
     )
 
 
-@dataclass
-class Gym:
+class Model(Section):
+    path: str | None = Field(None, description="directory of a HF checkpoint, or smollm2-135m")
+    tokenizer: str | None = Field(None, description="directory of a HF tokenizer; null: model.path")
+    chat_template: str | None = Field(
+        None, description="file with a Jinja chat template; null: the tokenizer's"
+    )
+    config: dict[str, Any] = Field(
+        {}, description="a HF config (model_type, ...) for random weights instead of a path"
+    )
+
+
+class Gym(Section):
     """A reasoning-gym generator instead of files."""
 
-    name: str | None = key(None, "reasoning-gym generator, e.g. chain_sum; null: files are read")
-    size: int = key(10000, "samples that it makes", least=1)
-    options: dict[str, Any] = key({}, "options of the generator")
-    prompt_key: str = key(
-        "question", "prompt: question, a key of the metadata, or a format over both"
+    name: str | None = Field(
+        None, description="reasoning-gym generator, e.g. chain_sum; null: files are read"
+    )
+    size: int = Field(10000, ge=1, description="samples that it makes")
+    options: dict[str, Any] = Field({}, description="options of the generator")
+    prompt_key: str = Field(
+        "question", description="prompt: question, a key of the metadata, or a format over both"
     )
 
 
-@dataclass
-class Data:
-    train_files: list[str] = key([], "parquet or JSONL files, or directories of HF datasets")
-    eval_files: list[str] = key([], "the same for evaluation; empty: no evaluation")
-    mode: str = key(
-        "online", "offline: responses come from the files", choices=("online", "offline")
+class Data(Section):
+    train_files: list[str] = Field(
+        [], description="parquet or JSONL files, or directories of HF datasets"
     )
-    gym: Gym = section(Gym, "generated tasks")
-    eval_size: int = key(128, "generated tasks of the evaluation, made with another seed", least=1)
-    eval_share: float = key(
-        0.1, "prompts that train-reward holds out, where it has no eval_files", least=0, most=0.5
+    eval_files: list[str] = Field([], description="the same for evaluation; empty: no evaluation")
+    mode: Literal["online", "offline"] = Field(
+        "online", description="offline: responses come from the files"
     )
-    prompt_key: str = key("prompt", "column with the prompt: text, or a list of chat messages")
-    response_key: str = key("response", "column with the response (offline and supervised)")
-    ground_truth_key: str = key("ground_truth", "column that rewards compare with")
-    data_source_key: str = key("data_source", "column that says where a sample is from")
-    extra_key: str = key("extra", "column with whatever a reward needs besides")
-    chosen_key: str = key("chosen", "column with the better answer (pairs)")
-    rejected_key: str = key("rejected", "column with the worse answer (pairs)")
-    apply_chat_template: str = key(
-        "auto", "auto: to lists of messages only", choices=("auto", "always", "never")
+    gym: Gym = Field(Gym(), description="generated tasks")
+    eval_size: int = Field(
+        128, ge=1, description="generated tasks of the evaluation, made with another seed"
     )
-    train_batch_size: int = key(512, "prompts of a step", least=1)
-    max_prompt_length: int = key(1024, "tokens; longer prompts are left out or refused", least=1)
-    max_response_length: int = key(512, "tokens that a response may have", least=1)
-    overlong_prompts: str = key("filter", "what to do with them", choices=("filter", "error"))
-    shuffle: bool = key(True, "another order in every epoch, the same for the same seed")
+    eval_share: float = Field(
+        0.1,
+        ge=0,
+        le=0.5,
+        description="prompts that train-reward holds out, where it has no eval_files",
+    )
+    prompt_key: str = Field(
+        "prompt", description="column with the prompt: text, or a list of chat messages"
+    )
+    response_key: str = Field(
+        "response", description="column with the response (offline and supervised)"
+    )
+    ground_truth_key: str = Field("ground_truth", description="column that rewards compare with")
+    data_source_key: str = Field(
+        "data_source", description="column that says where a sample is from"
+    )
+    extra_key: str = Field("extra", description="column with whatever a reward needs besides")
+    chosen_key: str = Field("chosen", description="column with the better answer (pairs)")
+    rejected_key: str = Field("rejected", description="column with the worse answer (pairs)")
+    apply_chat_template: Literal["auto", "always", "never"] = Field(
+        "auto", description="auto: to lists of messages only"
+    )
+    train_batch_size: int = Field(512, ge=1, description="prompts of a step")
+    max_prompt_length: int = Field(
+        1024, ge=1, description="tokens; longer prompts are left out or refused"
+    )
+    max_response_length: int = Field(512, ge=1, description="tokens that a response may have")
+    overlong_prompts: Literal["filter", "error"] = Field(
+        "filter", description="what to do with them"
+    )
+    shuffle: bool = Field(
+        True, description="another order in every epoch, the same for the same seed"
+    )
 
 
-@dataclass
-class Reward:
-    functions: list[str] = key(["exact_match"], "names of rewards, added up")
-    weights: list[float] = key([], "one weight for each function; empty: all 1")
-    function: str | None = key(None, "path.py:name of a reward of your own, added to the others")
-    function_weight: float = key(1.0, "weight of reward.function")
-    options: dict[str, Any] = key({}, "options by name of the reward: {length: {target: 100}}")
-    workers: int = key(1, "processes that compute rewards", least=1)
-    timeout_s: float = key(10.0, "seconds for one sample, then its process is replaced", above=0)
-    on_error: str = key(
+class Reward(Section):
+    functions: list[Literal["exact_match", "format", "gym", "length", "math"]] = Field(
+        ["exact_match"], description="rewards, added up"
+    )
+    weights: list[float] = Field([], description="one weight for each function; empty: all 1")
+    function: str | None = Field(
+        None, description="path.py:name of a reward of your own, added to the others"
+    )
+    function_weight: float = Field(1.0, description="weight of reward.function")
+    options: dict[str, Any] = Field(
+        {}, description="options by name of the reward: {length: {target: 100}}"
+    )
+    workers: int = Field(1, ge=1, description="processes that compute rewards")
+    timeout_s: float = Field(
+        10.0, gt=0, description="seconds for one sample, then its process is replaced"
+    )
+    on_error: Literal["zero", "raise"] = Field(
         "zero",
-        "a reward that fails: score 0, or end the run; it ends where all samples of a step failed",
-        choices=("zero", "raise"),
+        description=(
+            "a reward that fails: score 0, or end the run; "
+            "it ends where all samples of a step failed"
+        ),
     )
 
 
-@dataclass
-class Kl:
-    where: str = key("reward", "what the KL is added to", choices=("reward", "loss", "none"))
-    estimator: str | None = key(
+class Kl(Section):
+    where: Literal["reward", "loss", "none"] = Field(
+        "reward", description="what the KL is added to"
+    )
+    estimator: Literal["k1", "k2", "k3"] | None = Field(
+        None, description="estimator of the KL; null: k1 in the reward, k2 in the loss"
+    )
+    unbiased_gradient: bool = Field(
+        False, description="in the loss: the gradient of the KL itself in expectation"
+    )
+    controller: Literal["fixed", "adaptive"] = Field("fixed", description="what steers kl_coef")
+    target: float = Field(6.0, gt=0, description="KL that the adaptive controller steers to")
+    horizon: float = Field(
+        10000.0, gt=0, description="samples in which the adaptive controller answers"
+    )
+    limit: float | None = Field(
+        None, gt=0, description="mean KL of an update above which its step ends early"
+    )
+
+
+class Algorithm(Section):
+    advantage: Annotated[str, Named(ADVANTAGES)] = Field(
+        "gae", description="estimator of the advantage"
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per trainable token")
+    lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE")
+    normalize_advantages: bool = Field(True, description="whiten advantages over all ranks (gae)")
+    scale_advantages: bool = Field(
+        True, description="divide by the standard deviation of the group (grpo)"
+    )
+    policy_loss: Annotated[str, Named(POLICY_LOSSES)] = Field(
+        "clip", description="loss of the policy"
+    )
+    clip_ratio: float = Field(
+        0.2, gt=0, le=1, description="bound of the ratio on both sides (clip)"
+    )
+    clip_ratio_low: float | None = Field(
         None,
-        "estimator of the KL; null: k1 in the reward, k2 in the loss",
-        choices=("k1", "k2", "k3"),
+        gt=0,
+        le=1,
+        description="lower bound, for clip instead of clip_ratio; null: that of the loss",
     )
-    unbiased_gradient: bool = key(
-        False, "in the loss: the gradient of the KL itself in expectation"
-    )
-    controller: str = key("fixed", "what steers kl_coef", choices=("fixed", "adaptive"))
-    target: float = key(6.0, "KL that the adaptive controller steers to", above=0)
-    horizon: float = key(10000.0, "samples in which the adaptive controller answers", above=0)
-    limit: float | None = key(None, "mean KL of an update above which its step ends early", above=0)
-
-
-@dataclass
-class Algorithm:
-    advantage: str = key(
-        "gae", "estimator: gae, grpo, rloo, reinforce++, reinforce++-baseline or remax"
-    )
-    gamma: float = key(1.0, "discount per trainable token", least=0, most=1)
-    lam: float = key(0.95, "lambda of GAE", least=0, most=1)
-    normalize_advantages: bool = key(True, "whiten advantages over all ranks (gae)")
-    scale_advantages: bool = key(True, "divide by the standard deviation of the group (grpo)")
-    policy_loss: str = key("clip", "clip, gspo or cispo")
-    clip_ratio: float = key(0.2, "bound of the ratio on both sides (clip)", above=0, most=1)
-    clip_ratio_low: float | None = key(
-        None, "lower bound, for clip instead of clip_ratio; null: that of the loss", above=0, most=1
-    )
-    clip_ratio_high: float | None = key(
-        None, "upper bound, for clip instead of clip_ratio; null: that of the loss", above=0
-    )
-    clip_ratio_c: float | None = key(
-        None, "bound of the loss where A < 0, as a ratio (dual clip); null: none (clip)", above=1
-    )
-    value_loss: str = key("clip", "loss of the critic", choices=("clip", "mse"))
-    value_clip: float = key(0.2, "range of the clipped value loss", above=0)
-    loss_aggregation: str | None = key(
+    clip_ratio_high: float | None = Field(
         None,
-        "token-mean, seq-mean-token-sum, seq-mean-token-mean; null: the first (gspo: the last)",
+        gt=0,
+        description="upper bound, for clip instead of clip_ratio; null: that of the loss",
     )
-    truncated: str = key(
+    clip_ratio_c: float | None = Field(
+        None,
+        gt=1,
+        description="bound of the loss where A < 0, as a ratio (dual clip); null: none (clip)",
+    )
+    value_loss: Literal["clip", "mse"] = Field("clip", description="loss of the critic")
+    value_clip: float = Field(0.2, gt=0, description="range of the clipped value loss")
+    loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] | None = (
+        Field(
+            None,
+            description="of the losses of tokens; null: token-mean (gspo: seq-mean-token-mean)",
+        )
+    )
+    truncated: Literal["terminal", "bootstrap", "mask"] = Field(
         "terminal",
-        "a response cut by its length ends there, goes on at its value (gae), or is left out",
-        choices=("terminal", "bootstrap", "mask"),
+        description=(
+            "a response cut by its length ends there, goes on at its value (gae), or is left out"
+        ),
     )
-    entropy_coef: float = key(0.0, "weight of the entropy in the loss", least=0)
-    kl_coef: float = key(0.01, "weight of the KL to the reference", least=0)
-    kl: Kl = section(Kl, "the KL to the reference")
-    rollout_correction: str = key(
-        "none",
-        "truncated weights for engine and trainer that differ",
-        choices=("none", "token", "sequence"),
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy in the loss")
+    kl_coef: float = Field(0.01, ge=0, description="weight of the KL to the reference")
+    kl: Kl = Field(Kl(), description="the KL to the reference")
+    rollout_correction: Literal["none", "token", "sequence"] = Field(
+        "none", description="truncated weights for engine and trainer that differ"
     )
-    rollout_correction_cap: float = key(2.0, "largest of these weights", above=0)
-    group_filter: str = key(
-        "none", "none, or dapo: leave out groups with equal scores, and sample more"
+    rollout_correction_cap: float = Field(2.0, gt=0, description="largest of these weights")
+    group_filter: Literal["none", "dapo"] = Field(
+        "none", description="dapo: leave out groups with equal scores, and sample more"
     )
-    max_filter_rounds: int = key(4, "generations of a step until its batch is full (dapo)", least=1)
-    short_batch: str = key(
+    max_filter_rounds: int = Field(
+        4, ge=1, description="generations of a step until its batch is full (dapo)"
+    )
+    short_batch: Literal["train", "error"] = Field(
         "train",
-        "a batch that they could not fill: train on what there is, or end the run",
-        choices=("train", "error"),
+        description="a batch that they could not fill: train on what there is, or end the run",
     )
-    overlong_buffer: int = key(
-        0, "tokens before the limit in which length is punished; 0: off", least=0
+    overlong_buffer: int = Field(
+        0, ge=0, description="tokens before the limit in which length is punished; 0: off"
     )
-    overlong_factor: float = key(1.0, "largest penalty for length", least=0)
+    overlong_factor: float = Field(1.0, ge=0, description="largest penalty for length")
 
 
-@dataclass
-class Trainer:
-    ranks: int = key(2, "processes of the pool that trains", least=1)
-    placement: str = key(
+class Trainer(Section):
+    ranks: int = Field(2, ge=1, description="processes of the pool that trains")
+    placement: Literal["colocate", "split", "standalone", "auto"] = Field(
         "colocate",
-        "colocate: one pool; split: critic and reward model apart; standalone: a pool a role",
-        choices=("colocate", "split", "standalone", "auto"),
+        description=(
+            "colocate: one pool; split: critic and reward model apart; standalone: a pool a role"
+        ),
     )
-    rollout_ranks: int = key(1, "processes of the rollout's own pool (standalone)", least=1)
-    aux_ranks: int = key(1, "processes of the other pools (split, standalone)", least=1)
-    steps: int | None = key(None, "steps after which training ends; null: by epochs", least=1)
-    epochs: int = key(1, "passes over the data, unless steps says otherwise", least=1)
-    time_limit_s: float | None = key(
-        None, "seconds after which the run ends in good order", above=0
+    rollout_ranks: int = Field(
+        1, ge=1, description="processes of the rollout's own pool (standalone)"
     )
-    eval_interval: int = key(1000, "steps between evaluations; 0: none", least=0)
-    eval_before: bool = key(True, "evaluate before the first step")
-    save_interval: int = key(0, "steps between checkpoints, with one at the end; 0: none", least=0)
-    keep_checkpoints: int = key(1, "how many resumable checkpoints are kept", least=1)
-    save_hf: bool = key(True, "write a HF checkpoint at the end")
-    hf_dtype: str = key(
+    aux_ranks: int = Field(1, ge=1, description="processes of the other pools (split, standalone)")
+    steps: int | None = Field(
+        None, ge=1, description="steps after which training ends; null: by epochs"
+    )
+    epochs: int = Field(1, ge=1, description="passes over the data, unless steps says otherwise")
+    time_limit_s: float | None = Field(
+        None, gt=0, description="seconds after which the run ends in good order"
+    )
+    eval_interval: int = Field(1000, ge=0, description="steps between evaluations; 0: none")
+    eval_before: bool = Field(True, description="evaluate before the first step")
+    save_interval: int = Field(
+        0, ge=0, description="steps between checkpoints, with one at the end; 0: none"
+    )
+    keep_checkpoints: int = Field(1, ge=1, description="how many resumable checkpoints are kept")
+    save_hf: bool = Field(True, description="write a HF checkpoint at the end")
+    hf_dtype: Literal["checkpoint", "float32", "bfloat16", "float16"] = Field(
         "checkpoint",
-        "type of the weights in hf/; checkpoint: that of the model which training began with",
-        choices=("checkpoint", "float32", "bfloat16", "float16"),
+        description=(
+            "type of the weights in hf/; checkpoint: that of the model which training began with"
+        ),
     )
-    save_rollouts: bool = key(
-        False, "keep the responses trained on in rollouts/, with scores, ids and log-probs"
+    save_rollouts: bool = Field(
+        False,
+        description="keep the responses trained on in rollouts/, with scores, ids and log-probs",
     )
-    loggers: list[str] = key(
-        ["console", "jsonl", "tensorboard"], "console, jsonl, tensorboard, wandb"
+    loggers: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = Field(
+        ["console", "jsonl", "tensorboard"], description="where metrics go"
     )
-    device: str = key(
+    device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        "auto: the CPU, since weights are moved in host memory; cuda: only where none are moved",
-        choices=("auto", "cpu", "cuda"),
+        description=(
+            "auto: the CPU, since weights are moved in host memory; cuda: only where none are moved"
+        ),
     )
 
 
-@dataclass
-class Wandb:
-    project: str = key("hybridengine", "project of the run")
-    entity: str | None = key(None, "team; null: your own")
-    mode: str = key(
-        "offline", "offline keeps everything in the run's folder", choices=("offline", "online")
+class Wandb(Section):
+    project: str = Field("hybridengine", description="project of the run")
+    entity: str | None = Field(None, description="team; null: your own")
+    mode: Literal["offline", "online"] = Field(
+        "offline", description="offline keeps everything in the run's folder"
     )
 
 
-@dataclass
-class Cluster:
-    address: str | None = key(
-        None, "of a running Ray cluster, or auto; null: a local one is started"
+class Cluster(Section):
+    address: str | None = Field(
+        None, description="of a running Ray cluster, or auto; null: a local one is started"
     )
-    placement_timeout_s: float = key(
-        30.0, "seconds in which every rank must have got its place", above=0
+    placement_timeout_s: float = Field(
+        30.0, gt=0, description="seconds in which every rank must have got its place"
     )
-    cpus_per_rank: float = key(1.0, "CPUs that Ray reserves for a rank", least=0)
-    timeout_s: float = key(
-        600.0, "seconds without progress of a rank after which the run ends", above=0
+    cpus_per_rank: float = Field(1.0, ge=0, description="CPUs that Ray reserves for a rank")
+    timeout_s: float = Field(
+        600.0, gt=0, description="seconds without progress of a rank after which the run ends"
     )
 
 
-@dataclass
-class Warmup:
+class Warmup(Section):
     """A short supervised phase before the first step."""
 
-    steps: int = key(0, "optimizer steps; 0: none", least=0)
-    batch_size: int = key(128, "samples of a step", least=1)
-    lr: float = key(1e-3, "learning rate", above=0)
+    steps: int = Field(0, ge=0, description="optimizer steps; 0: none")
+    batch_size: int = Field(128, ge=1, description="samples of a step")
+    lr: float = Field(1e-3, gt=0, description="learning rate")
 
 
-@dataclass
-class Config:
-    preset: str = key("none", "values that the rest overrides", choices=tuple(PRESETS))
-    seed: int = key(0, "of data order, sampling and new weights", least=0)
-    run: Run = section(Run, "where a run is kept")
-    model: Model = section(Model, "the model that learns")
-    data: Data = section(Data, "prompts")
-    warmup: Warmup = section(Warmup, "supervised phase before the first step")
-    actor: Actor = section(Actor, "the policy, as it trains")
-    critic: Critic = section(Critic, "the value model (gae)")
-    reference: Reference = section(Reference, "the policy that the KL is measured to")
-    rollout: Rollout = section(Rollout, "generation")
-    reward: Reward = section(Reward, "reward functions")
-    reward_model: RewardModel = section(RewardModel, "a model that scores")
-    algorithm: Algorithm = section(Algorithm, "from scores to losses")
-    trainer: Trainer = section(Trainer, "steps, placement, checkpoints, logs")
-    wandb: Wandb = section(Wandb, "Weights & Biases")
-    cluster: Cluster = section(Cluster, "Ray")
+class Config(Section):
+    preset: Literal["none", "demo"] = Field("none", description="values that the rest overrides")
+    seed: int = Field(0, ge=0, description="of data order, sampling and new weights")
+    run: Run = Field(Run(), description="where a run is kept")
+    model: Model = Field(Model(), description="the model that learns")
+    data: Data = Field(Data(), description="prompts")
+    warmup: Warmup = Field(Warmup(), description="supervised phase before the first step")
+    actor: Actor = Field(Actor(), description="the policy, as it trains")
+    critic: Critic = Field(Critic(), description="the value model (gae)")
+    reference: Reference = Field(Reference(), description="the policy that the KL is measured to")
+    rollout: Rollout = Field(Rollout(), description="generation")
+    reward: Reward = Field(Reward(), description="reward functions")
+    reward_model: RewardModel = Field(RewardModel(), description="a model that scores")
+    algorithm: Algorithm = Field(Algorithm(), description="from scores to losses")
+    trainer: Trainer = Field(Trainer(), description="steps, placement, checkpoints, logs")
+    wandb: Wandb = Field(Wandb(), description="Weights & Biases")
+    cluster: Cluster = Field(Cluster(), description="Ray")

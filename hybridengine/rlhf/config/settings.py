@@ -1,12 +1,11 @@
 """settings: what a YAML file and a command line set, key by key, each with its place.
 
-A *setting* gives one key of the schema, or one entry below a key that holds a mapping, a value of
-the right type. Bounds and combinations are checked later, on the whole.
+A *setting* gives one key of the models, or one entry below a key that holds a mapping, a value as
+it is written. Types, bounds and combinations are checked later, on the whole.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,24 +14,27 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.keys import Entry, either, entries, sections, similar_keys
-from hybridengine.rlhf.config.meanings import instead_of
+from hybridengine.rlhf.config.keys import Entry, entries, entry_of, records
 from hybridengine.rlhf.config.presets import PRESETS
-from hybridengine.rlhf.config.values import convert, entry_value
-from hybridengine.rlhf.config.yaml_text import Place, compose, is_null, line, set_twice
+from hybridengine.rlhf.config.unknown import holds_keys, is_section, unknown_key
+from hybridengine.rlhf.config.yaml_text import (
+    Place,
+    compose,
+    free_value,
+    is_null,
+    line,
+    set_twice,
+    text_value,
+)
 
 COMMAND_LINE = "on the command line"
 
 _DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
-# More keys of a section than this are not listed in an error.
-_MAX_LISTED = 10
-_LISTS_ALL = "`hybridengine train --print-config`"
-
 
 @dataclass(frozen=True)
 class Setting:
-    """`name` is a key of the schema; `below` the path of an entry within its mapping, if any."""
+    """`name` is a key of the models; `below` the path of an entry within its mapping, if any."""
 
     name: str
     below: tuple[str, ...]
@@ -45,14 +47,17 @@ class Settings:
     """Everything that was set, in order, and a sentence about everything that could not be."""
 
     found: list[Setting] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    faults: list[tuple[int, str]] = field(default_factory=list)  # with how many were read before
 
     def read(self, name: str, node: yaml.Node, place: str) -> None:
         """Takes in the value of the key `name`, or notes what is wrong with it."""
         try:
             self.found.append(_setting(name, node, place))
         except UsageError as error:
-            self.faults.append(str(error))
+            self.refuse(str(error))
+
+    def refuse(self, fault: str) -> None:
+        self.faults.append((len(self.found), fault))
 
     def value_of(self, name: str) -> Any:
         """The last value that the key `name` was given as a whole; None if none."""
@@ -96,13 +101,13 @@ def read_overrides(arguments: Sequence[str], settings: Settings) -> None:
                 raise UsageError(_not_an_override(argument))
             node = compose(text, _on_command_line(name))
         except UsageError as error:
-            settings.faults.append(str(error))
+            settings.refuse(str(error))
             continue
         if node is None:
-            settings.faults.append(_no_value(name))
-        elif isinstance(node, yaml.MappingNode) and _holds_keys(name):
+            settings.refuse(_no_value(name))
+        elif isinstance(node, yaml.MappingNode) and node.value and holds_keys(name):
             _read_mapping(node, name + ".", lambda _: COMMAND_LINE, settings)
-        else:
+        elif not _says_nothing(name, node):
             settings.read(name, node, COMMAND_LINE)
 
 
@@ -143,94 +148,58 @@ def _read_mapping(node: yaml.MappingNode, prefix: str, place: Place, settings: S
     lines: dict[str, int] = {}
     for name, key, value in _leaves(node, prefix):
         if name in lines:
-            settings.faults.append(set_twice(name, place, lines[name], line(key)))
+            settings.refuse(set_twice(name, place, lines[name], line(key)))
         lines[name] = line(key)
         settings.read(name, value, place(line(key)))
 
 
 def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    """(dotted name, node of its key, node of its value) of what lies below sections.
-
-    A section without content, as where all of it is commented out, has none.
-    """
+    """(dotted name, node of its key, node of its value) of what lies below sections."""
     for key, value in node.value:
         name = f"{prefix}{key.value}"
-        if isinstance(value, yaml.MappingNode) and _holds_keys(name):
+        if isinstance(value, yaml.MappingNode) and value.value and holds_keys(name):
             yield from _leaves(value, name + ".")
-        elif name not in sections() or not is_null(value):
+        elif not _says_nothing(name, value):
             yield name, key, value
 
 
-def _holds_keys(name: str) -> bool:
-    """Whether a mapping of this name is read as a section: it is one, or nothing that we know, as
-    `actor_rollout_ref`, whose keys then say what was meant."""
-    if name in sections():
-        return True
-    known = name in entries() or _mapping_above(name) is not None
-    return not known and not similar_keys(name) and not _similar_sections(name)
+def _says_nothing(name: str, node: yaml.Node) -> bool:
+    """Whether it is a section without content, as where all of it is commented out."""
+    return is_section(name) and (is_null(node) or node.value == [])
 
 
 def _setting(name: str, node: yaml.Node, place: str) -> Setting:
-    """Throws UsageError for an unknown key or another type."""
-    entry = entries().get(name)
+    """Throws UsageError for an unknown key, and for what is no plain YAML."""
+    entry = entry_of(name)
     if entry is not None:
-        return Setting(name, (), convert(entry, node, place), place)
+        return Setting(name, (), _value(entry, node, place), place)
+    if name in records() and isinstance(node, yaml.MappingNode):
+        return Setting(name, (), {}, place)  # it is empty: no records
     above = _mapping_above(name)
     if above is not None:
         below = tuple(name.removeprefix(above.name + ".").split("."))
-        return Setting(above.name, below, entry_value(name, node, place), place)
-    raise UsageError(_unknown(name, place))
+        return Setting(above.name, below, free_value(name, node, place), place)
+    raise UsageError(unknown_key(name, place))
+
+
+def _value(entry: Entry, node: yaml.Node, place: str) -> Any:
+    """Text as it is written: 007 is "007" where a key holds text; and one text is a list of it."""
+    if entry.holds_text and not entry.is_list:
+        return text_value(entry.name, node, place)
+    if entry.holds_text and isinstance(node, yaml.SequenceNode):
+        return [text_value(entry.name, each, place) for each in node.value]
+    value = free_value(entry.name, node, place)
+    meant_as_more = getattr(node, "style", None) is None and "," in str(value)
+    if entry.holds_text and isinstance(value, str) and value and not meant_as_more:
+        return value if "${" in value else [value]
+    return value
 
 
 def _mapping_above(name: str) -> Entry | None:
     """The key with a mapping in which `name` is an entry."""
-    for entry in entries().values():
-        if entry.is_mapping and name.startswith(entry.name + "."):
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        entry = entry_of(".".join(parts[:end]))
+        if entry is not None and entry.is_mapping:
             return entry
     return None
-
-
-def _unknown(name: str, place: str) -> str:
-    """A sentence about a key that the schema does not have."""
-    if name in sections():
-        keys = [entry.name for entry in entries().values() if entry.section == name]
-        return f"{name} is a section, not a key ({place}). Set its keys, e.g. {keys[0]}."
-    section = name.rpartition(".")[0]
-    if section in entries():
-        entry = entries()[section]
-        return f"{name} is no key: {section} is {entry.words} ({place}). Set {section} itself."
-    return f"{_no_key(name, section)} ({place}). {_mend(name, section)}"
-
-
-def _no_key(name: str, section: str) -> str:
-    if section in sections():
-        return f"{name} is no key of section {section}"
-    return f"{name} is no key" + (f": there is no section {section}" if section else "")
-
-
-def _mend(name: str, section: str) -> str:
-    """What to write instead of the key `name`, which `section` does not have."""
-    instead = instead_of(name)
-    if instead is not None:
-        return f"Leave it out: {instead}."
-    meant = similar_keys(name) or _similar_sections(name)
-    if meant:
-        return f"Use {either(meant)}."
-    if section in sections():
-        keys = [entry.name for entry in entries().values() if entry.section == section]
-        return f"Use {_some_of(keys)}."
-    return f"Use {_some_of(list(sections()))}." if section else f"{_LISTS_ALL} lists all."
-
-
-def _some_of(names: Sequence[str]) -> str:
-    """ "a, b or c"; of many the first ones, and how many more there are."""
-    if len(names) <= _MAX_LISTED:
-        return either(names)
-    more = len(names) - _MAX_LISTED
-    return f"{', '.join(names[:_MAX_LISTED])} or one of {more} more, which {_LISTS_ALL} lists"
-
-
-def _similar_sections(name: str) -> list[str]:
-    """The section as deep as `name` that is spelt much like it, if there is one."""
-    as_deep = [section for section in sections() if section.count(".") == name.count(".")]
-    return difflib.get_close_matches(name, as_deep, n=1, cutoff=0.75)

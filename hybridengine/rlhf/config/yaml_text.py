@@ -88,6 +88,22 @@ def plain(node: yaml.Node) -> Any:
         loader.dispose()
 
 
+def text_value(name: str, node: yaml.Node, place: str) -> Any:
+    """As it is written, 007 as "007", for a key that holds text; what is no text is as it is."""
+    if isinstance(node, yaml.ScalarNode) and not is_null(node):
+        return node.value
+    return free_value(name, node, place)
+
+
+def free_value(name: str, node: yaml.Node, place: str) -> Any:
+    """Any value. Throws UsageError, which names the key `name`, for one that is not plain YAML."""
+    try:
+        return _free(node)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{name} cannot be read ({place}): {reason}. Write plain YAML.") from error
+
+
 def is_null(node: yaml.Node) -> bool:
     return bool(node.tag == _NULL_TAG)
 
@@ -118,6 +134,21 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list):
         return [_escaped(item) for item in value]
     return value
+
+
+def _free(node: yaml.Node) -> Any:
+    """Any plain value. Throws ValueError in words for others."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_free(item) for item in node.value]
+    if not isinstance(node, yaml.MappingNode):
+        value = plain(node)
+        if isinstance(value, (str, int, float, type(None))):
+            return value
+        raise ValueError(f"{node.value!r} is a {type(value).__name__}")
+    for key, value in node.value:
+        if is_null(value) and value.value == "" and ":" in key.value:
+            raise ValueError(f"{key.value!r} has no space after its colon")
+    return {key.value: _free(value) for key, value in node.value}
 
 
 def _syntax_fault(error: yaml.YAMLError, place: Place) -> str:

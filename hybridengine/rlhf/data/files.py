@@ -6,7 +6,6 @@ data_source, extra; response online); one that the config names otherwise must b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from hybridengine.rlhf.data.samples import Pair, Sample
 
 # Keys of the columns of a sample.
 _READ = ("prompt_key", "response_key", "ground_truth_key", "data_source_key", "extra_key")
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Data)}
+_DEFAULTS = {name: field.default for name, field in Data.model_fields.items()}
 
 
 def read_files(paths: Sequence[str | Path], data: Data) -> list[Sample]:

@@ -10,7 +10,7 @@ from typing import Any, overload
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Gym
 from hybridengine.rlhf.data.samples import Sample
-from hybridengine.rlhf.registry import nearest
+from hybridengine.wording import nearest
 
 # Options of every generator that the config sets elsewhere.
 _SET_ELSEWHERE = {"size": "data.gym.size", "seed": "seed"}

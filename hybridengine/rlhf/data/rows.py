@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.registry import nearest
+from hybridengine.wording import nearest
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 

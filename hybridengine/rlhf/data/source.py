@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -41,7 +40,7 @@ def open_data(config: Config, split: Literal["train", "eval"]) -> Sequence[Sampl
     start = _first_seed(config.seed)
     if split == "train":
         return make_gym(data.gym, start)
-    held_out = dataclasses.replace(data.gym, size=data.eval_size)
+    held_out = data.gym.model_copy(update={"size": data.eval_size})
     return make_gym(held_out, start + _HALF, "evaluation sample")
 
 

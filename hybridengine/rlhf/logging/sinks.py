@@ -102,15 +102,13 @@ class Wandb:
     def __init__(self, config: Config, folder: Path) -> None:
         import wandb
 
-        from hybridengine.rlhf.config.loading import to_dict
-
         self._run = wandb.init(
             project=config.wandb.project,
             entity=config.wandb.entity,
             mode="online" if config.wandb.mode == "online" else "offline",
             name=folder.name,
             dir=str(folder),
-            config=to_dict(config),
+            config=config.model_dump(),
             settings=wandb.Settings(console="off", silent=True),
         )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Reward
-from hybridengine.rlhf.registry import nearest
-from hybridengine.rlhf.rewards.loading import ARGUMENTS, function_name, load_function
+from hybridengine.rlhf.plugins import referred_name
+from hybridengine.rlhf.rewards.loading import ARGUMENTS, KEY, load_function
 from hybridengine.rlhf.rewards.registry import Returned, reward
+from hybridengine.wording import nearest
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,18 @@ class Term:
 def check(config: Reward) -> None:
     """Loads all that a config names and starts nothing.
 
-    Throws UsageError for unknown names, unknown and missing options, a function that does not load,
-    a library that is not installed, names given twice, and weights that are not one for each.
+    Throws UsageError for unknown and missing options, a function that does not load, a library that
+    is not installed, and a function of one's own with the name of another reward.
     """
     bind_rewards(config)
 
 
 def bind_rewards(config: Reward) -> list[Term]:
     """The terms of the sum, in order: reward.functions, then reward.function. Throws as `check`."""
-    functions = {}
-    for name in config.functions:
-        if name in functions:
-            raise UsageError(f"reward.functions names {name!r} twice. Name it once, with a weight.")
-        functions[name] = reward.get(name)
+    functions: dict[str, Callable[..., Returned]] = {}
+    functions.update((name, reward.get(name)) for name in config.functions)
     if config.function is not None:
-        name = function_name(config.function)
+        name = referred_name(config.function, KEY)
         if name in functions:
             raise UsageError(
                 f"reward.function and reward.functions both have a reward {name!r}. "
@@ -75,19 +72,8 @@ def comparing_rewards(config: Reward) -> list[str]:
 
 
 def _weights(config: Reward) -> list[float]:
-    count = len(config.functions)
-    weights = list(config.weights) or [1.0] * count
-    if len(weights) != count:
-        raise UsageError(
-            f"reward.weights has {len(weights)} numbers for the {count} rewards of "
-            f"reward.functions. Give one for each, or none."
-        )
-    if config.function is not None:
-        weights.append(config.function_weight)
-    for weight in weights:
-        if not math.isfinite(weight):
-            raise UsageError(f"a weight of a reward is {weight}. Give numbers.")
-    return weights
+    weights = list(config.weights) or [1.0] * len(config.functions)
+    return weights if config.function is None else [*weights, config.function_weight]
 
 
 def _check_option_names(config: Reward, names: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.registry import nearest
 from hybridengine.rlhf.rewards.answers import find_answer
 from hybridengine.rlhf.rewards.registry import reward
+from hybridengine.wording import nearest
 
 # Imported by a reward process before the first sample's time runs.
 LIBRARIES = ("reasoning_gym",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -152,9 +151,8 @@ class ReferenceRole(Role):
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
-        sharding = dataclasses.replace(
-            _sharding_of(config), param_offload=config.reference.param_offload
-        )
+        offload = {"param_offload": config.reference.param_offload}
+        sharding = _sharding_of(config).model_copy(update=offload)
         module = build_model(
             config.model, "policy", weight_dtype(sharding), config.seed, config.reference.path
         )
@@ -191,7 +189,5 @@ class ReferenceRole(Role):
 
 def _sharding_of(config: Config) -> Sharding:
     """The actor's, without what only training needs."""
-    fields = {
-        field.name: getattr(config.actor, field.name) for field in dataclasses.fields(Sharding)
-    }
+    fields = {name: getattr(config.actor, name) for name in Sharding.model_fields}
     return Sharding(**{**fields, "activation_checkpointing": False})

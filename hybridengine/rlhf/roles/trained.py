@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -55,7 +54,8 @@ class TrainedRole(Role):
 
     def make_steady_optimizer(self, lr: float) -> ShardedAdamW:
         """One whose learning rate stays as it is, for the warm-up."""
-        options = dataclasses.replace(self._section.optimizer, schedule="constant", warmup_steps=0)
+        steady = {"schedule": "constant", "warmup_steps": 0}
+        options = self._section.optimizer.model_copy(update=steady)
         return ShardedAdamW(self.module, options, lr, comm=self.context.comm)
 
     def offload(self) -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.describe import value_at
-from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.checkpoints import newest_checkpoint, state_of, step_of
 
@@ -43,8 +41,8 @@ _KEYS_OF_ROLE = {
 
 def flat(config: Config) -> dict[str, Any]:
     """Every key by its dotted name, also those within a mapping, as JSON gives it back."""
-    values = {name: value_at(config, name) for name in entries()}
-    return dict(_flattened(json.loads(json.dumps(values, default=str)), ""))
+    values = json.loads(json.dumps(config.model_dump(), default=str))
+    return dict(_flattened(values, ""))
 
 
 def check_unchanged(config: Config, folder: Path, roles: Sequence[str]) -> None:

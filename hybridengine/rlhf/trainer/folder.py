@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from hybridengine._core import UsageError
@@ -65,7 +64,8 @@ class RunFolder:
 
     def named(self, config: Config) -> Config:
         """The config with the name of this folder."""
-        return replace(config, run=replace(config.run, name=self.path.name))
+        run = config.run.model_copy(update={"name": self.path.name})
+        return config.model_copy(update={"run": run})
 
     @contextmanager
     def standing(self, config: Config, command: Sequence[str]) -> Iterator[None]:

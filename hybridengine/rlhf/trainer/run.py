@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hybridengine.rlhf import rewards
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import drop_groups
@@ -48,6 +48,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
     """
     began = time.monotonic()
     console = open_screen()
+    rewards.check(config.reward)
     check_models(config)
     with RunFolder.claim(config) as folder:
         if config.run.resume:
@@ -173,5 +174,5 @@ def with_steps(config: Config, steps_per_epoch: int) -> Config:
     """The config with `trainer.steps` set, from the epochs unless it is."""
     if config.trainer.steps is not None:
         return config
-    trainer = dataclasses.replace(config.trainer, steps=config.trainer.epochs * steps_per_epoch)
-    return dataclasses.replace(config, trainer=trainer)
+    steps = {"steps": config.trainer.epochs * steps_per_epoch}
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update=steps)})
