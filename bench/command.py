@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WRONG = 1
 
 # What is no job of ranks: a module with main(), and a table of its own.
-OF_THEIR_OWN = ("scaling", "planner", "rollout", "compare")
+OF_THEIR_OWN = ("scaling", "planner", "loading", "rollout", "compare")
 
 
 def main(arguments: list[str]) -> int:

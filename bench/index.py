@@ -64,6 +64,11 @@ INDEX: dict[str, Entry] = {
         {**_AUTO, "--ngpus": "4", "--png": "scaling.png"},
     ),
     "planner": Entry("seconds to bind, plan and schedule", ("only",)),
+    "loading": Entry(
+        "memory of a rank that builds actor, reference and rollout",
+        ("ranks", "only"),
+        {"--ngpus": "4"},
+    ),
     "rollout": Entry("tokens per second of the rollout engine", ("only",)),
     "compare": Entry("two JSON files of rows side by side"),
 }

@@ -118,9 +118,11 @@ class Checkpoint:
 
     def __init__(self, directory: Path, aliases: Sequence[tuple[str, str]] = ()) -> None:
         """Throws UsageError on a file that cannot be read."""
-        self._file_of = {
-            name: path for path in checkpoint_files(directory) for name, _, _ in read_header(path)
-        }
+        self._file_of: dict[str, Path] = {}
+        self.rows: dict[str, tuple[tuple[int, ...], str]] = {}  # shape and dtype, by name
+        for path in checkpoint_files(directory):
+            for name, shape, dtype in read_header(path):
+                self._file_of[name], self.rows[name] = path, (shape, dtype)
         self._aliases = dict(aliases)
         self._open: dict[Path, Any] = {}
 

@@ -17,8 +17,8 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config import roles
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config, Model
+from hybridengine.rlhf.training.loading import build_model
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
-from hybridengine.rlhf.training.models import build_model
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate, ValueUpdate

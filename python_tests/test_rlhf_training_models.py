@@ -12,7 +12,8 @@ from hybridengine import UsageError
 from hybridengine.rlhf.config.roles import Critic, Lora, Sharding
 from hybridengine.rlhf.config.schema import Model
 from hybridengine.rlhf.training import lora
-from hybridengine.rlhf.training.models import build_model, strategy_of, weight_dtype
+from hybridengine.rlhf.training.loading import build_model
+from hybridengine.rlhf.training.models import strategy_of, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate

@@ -11,7 +11,7 @@ from rlhf_training_scenarios import config, make, rollouts, share, update
 from safetensors.torch import load_file
 
 from hybridengine.rlhf.config.schema import Model
-from hybridengine.rlhf.training.models import build_model
+from hybridengine.rlhf.training.loading import build_model
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.state import load_state
 

@@ -101,6 +101,9 @@ class RewardModel(Section):
         None, description="directory of a sequence-classification checkpoint; null: no reward model"
     )
     strategy: Literal["auto", "fsdp2", "megatron"] = Field("auto", description="as actor.strategy")
+    dtype: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32", description="of its weights and activations"
+    )
     tp_size: int = Field(
         1, ge=1, description="ranks that share its layers; 1: FSDP2 over all ranks"
     )

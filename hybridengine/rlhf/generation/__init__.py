@@ -6,7 +6,7 @@
 from hybridengine.rlhf.generation.engine import Engine
 from hybridengine.rlhf.generation.params import Generation, Request, SamplingParams
 from hybridengine.rlhf.generation.protocol import RolloutEngine, generate
-from hybridengine.rlhf.generation.weights import load_weights
+from hybridengine.rlhf.generation.weights import hollow, load_weights
 
 __all__ = [
     "Engine",
@@ -15,5 +15,6 @@ __all__ = [
     "RolloutEngine",
     "SamplingParams",
     "generate",
+    "hollow",
     "load_weights",
 ]

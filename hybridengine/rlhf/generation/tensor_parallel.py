@@ -18,6 +18,7 @@ from hybridengine.collective.collectives import all_gather, all_reduce
 from hybridengine.comm import Communicator
 from hybridengine.layouts.layout import Layout
 from hybridengine.layouts.spec import Spec
+from hybridengine.rlhf.generation.weights import hollow
 
 _ROWS = ("o_proj", "down_proj")  # cut by input features: what they give is a partial sum
 _CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
@@ -83,11 +84,7 @@ def _without_weights(config: Any) -> Any:
     config.pad_token_id = None
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)  # type: ignore[no-untyped-call]
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            hollow = torch.empty((), dtype=parameter.dtype).expand(parameter.shape)
-            setattr(module, name, torch.nn.Parameter(hollow, requires_grad=False))
-    return model
+    return hollow(model)
 
 
 def _join_ranks(model: Any, rows: int, comm: Communicator) -> None:

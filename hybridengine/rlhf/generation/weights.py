@@ -6,6 +6,7 @@ The other way round, writing into the memory of parameters, is the Resharder's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -13,6 +14,19 @@ from hybridengine._core import UsageError
 from hybridengine.wording import listed
 
 _SHOWN = 5  # names in an error
+
+
+def hollow(model: Any) -> Any:
+    """`model`, whose parameters have shape and type and no memory or gradient until load_weights()
+    gives them some. Those on torch's meta device lie on the CPU from now on; tied ones stay tied.
+    """
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            empty = torch.empty((), dtype=weight.dtype).expand(weight.shape)
+            held = made.setdefault(id(weight), torch.nn.Parameter(empty, requires_grad=False))
+            setattr(module, name, held)
+    return model
 
 
 def load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:

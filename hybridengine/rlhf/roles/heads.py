@@ -9,12 +9,11 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.progress import follow
+from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.split_scorer import SplitScorer
 from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
-from hybridengine.rlhf.training.models import build_model, weight_dtype
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import ValueUpdate
-from hybridengine.rlhf.training.sharding import shard
 from hybridengine.rlhf.training.supervised import PairUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -23,7 +22,7 @@ class CriticRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config, config.critic)
         critic = config.critic
-        self.hold(self.build("value", critic.path))
+        self.hold("value", critic.path)
         self._passes = self.make_passes()
         self.optimizer = self.make_optimizer(critic.lr, total_updates(config, critic.ppo_epochs))
         self._update = ValueUpdate(self._passes, self.optimizer, config, context.comm)
@@ -54,22 +53,21 @@ class RewardModelRole(Role):
         self._leads = context.rank % model.tp_size == 0  # the others repeat what it does
         sharding = Sharding(
             strategy=model.strategy,
+            dtype=model.dtype,
             param_offload=model.offload,
             max_tokens_per_gpu=config.actor.max_tokens_per_gpu,
             sequence_packing=config.actor.sequence_packing,
         )
-        whole = build_model(
-            config.model, "classifier", weight_dtype(sharding), config.seed, model.path
-        ).requires_grad_(False)
         self._scorer: Passes | SplitScorer
         if model.tp_size > 1:
             comm = context.split(model.tp_size, "reward_model")
-            self._scorer = SplitScorer(whole, comm, sharding.max_tokens_per_gpu)
+            self._scorer = SplitScorer(config, comm, sharding.max_tokens_per_gpu)
             follow(self._scorer.module, context)
         else:
-            module = shard(whole, sharding, context.mesh)
+            module = sharded_model(
+                context, config, "classifier", sharding, model.path, trains=False
+            )
             self._scorer = Passes(module, sharding, comm=context.comm)
-            follow(module, context)
 
     @dispatch("by_rank", returns="reference")
     def score(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
@@ -87,7 +85,7 @@ class RewardTrainRole(TrainedRole):
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config, config.critic)
-        self.hold(self.build("classifier"))
+        self.hold("classifier")
         self.optimizer = self.make_optimizer(config.critic.lr, config.trainer.steps)
         self._update = PairUpdate(self.make_passes(), self.optimizer, context.comm)
 

@@ -14,20 +14,13 @@ from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.mismatch import mismatch
-from hybridengine.rlhf.roles.progress import follow
+from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
-from hybridengine.rlhf.training.lora import (
-    add_adapters,
-    fold_adapters,
-    merged_tensors,
-    without_adapters,
-)
-from hybridengine.rlhf.training.models import build_model, weight_dtype
+from hybridengine.rlhf.training.lora import fold_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate
-from hybridengine.rlhf.training.sharding import shard
 from hybridengine.rlhf.training.state import load_state, save_state
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
@@ -37,10 +30,7 @@ class ActorRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config, config.actor)
         actor = config.actor
-        module = self.build("policy")
-        if actor.lora.enable:
-            module = add_adapters(module, actor.lora, config.seed)
-        self.hold(module)
+        self.hold("policy", lora=actor.lora)
         self.passes = self.make_passes(config.rollout.temperature)
         updates = total_updates(config, actor.ppo_epochs, config.critic.warmup_steps)
         self.optimizer = self.make_optimizer(actor.lr, updates)
@@ -153,19 +143,16 @@ class ReferenceRole(Role):
         super().__init__(context, config)
         offload = {"param_offload": config.reference.param_offload}
         sharding = _sharding_of(config).model_copy(update=offload)
-        module = build_model(
-            config.model, "policy", weight_dtype(sharding), config.seed, config.reference.path
-        )
-        self._module = shard(module.requires_grad_(False), sharding, context.mesh)
-        follow(self._module, context)
-        self._passes = Passes(self._module, sharding, config.rollout.temperature, comm=context.comm)
+        path = config.reference.path
+        self.module = sharded_model(context, config, "policy", sharding, path, trains=False)
+        self._passes = Passes(self.module, sharding, config.rollout.temperature, comm=context.comm)
 
     @dispatch(collect="none")
     def freeze(self) -> None:
         """Takes the actor's weights as they are now, shard by shard: both are cut the same way."""
         if self.config.reference.path is None:
             actor: Any = self.context.roles["actor"]
-            pairs = zip(actor.module.parameters(), self._module.parameters(), strict=True)
+            pairs = zip(actor.module.parameters(), self.module.parameters(), strict=True)
             with torch.no_grad():
                 for theirs, ours in pairs:
                     local(ours).copy_(local(theirs))
@@ -173,11 +160,11 @@ class ReferenceRole(Role):
     @dispatch(collect="first")
     def save(self, folder: str) -> str:
         """Returns why it could not be written, nothing where it was."""
-        return reason(lambda: save_state(folder, self._module))
+        return reason(lambda: save_state(folder, self.module))
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
-        load_state(folder, self._module)
+        load_state(folder, self.module)
 
     @dispatch("by_rank", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:

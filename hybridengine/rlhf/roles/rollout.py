@@ -10,13 +10,13 @@ import torch
 from hybridengine import Spec
 from hybridengine.rlhf.batch import Batch, as_rows
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.generation import Engine, Generation, SamplingParams, generate
+from hybridengine.rlhf.generation import Engine, Generation, SamplingParams, generate, hollow
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import end_token_ids, open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
 from hybridengine.rlhf.training.memory import bytes_below, memory_share
-from hybridengine.rlhf.training.models import build_model
+from hybridengine.rlhf.training.models import empty_model
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -132,12 +132,10 @@ class RolloutRole(Role):
         """The module whose weights will be the actor's, whole or this rank's share of it, and the
         tensors of the whole."""
         rollout = self.config.rollout
-        module = build_model(
-            self.config.model, "policy", getattr(torch, rollout.dtype), self.config.seed
-        )
+        module = empty_model(self.config.model, "policy", dtype=getattr(torch, rollout.dtype))
         spec = spec_of(module, self.config.actor)
         if rollout.tp_size == 1:
-            return module, spec
+            return hollow(module), spec
         from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
         comm = self.context.split(rollout.tp_size, "rollout")

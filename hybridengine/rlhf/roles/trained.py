@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from hybridengine.rlhf.config.roles import Actor, Critic
+from hybridengine.rlhf.config.roles import Actor, Critic, Lora
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.roles.progress import follow
+from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
-from hybridengine.rlhf.training.models import Kind, build_model, export_dtype, weight_dtype
+from hybridengine.rlhf.training.models import Kind, export_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.sharding import shard
 from hybridengine.rlhf.training.state import NotWritten, export_hf, load_state, save_state
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
@@ -28,15 +27,10 @@ class TrainedRole(Role):
         self.module: torch.nn.Module
         self.optimizer: ShardedAdamW
 
-    def build(self, kind: Kind, path: str | None = None) -> torch.nn.Module:
-        """The whole model in the type in which its weights step."""
-        dtype = weight_dtype(self._section)
-        return build_model(self.config.model, kind, dtype, self.config.seed, path)
-
-    def hold(self, module: torch.nn.Module) -> None:
-        """Takes this rank's shards of `module`, and leaves the rest."""
-        self.module = shard(module, self._section, self.context.mesh)
-        follow(self.module, self.context)
+    def hold(self, kind: Kind, path: str | None = None, lora: Lora | None = None) -> None:
+        self.module = sharded_model(
+            self.context, self.config, kind, self._section, path, trains=True, lora=lora
+        )
 
     def make_passes(self, temperature: float = 1.0) -> Passes:
         return Passes(self.module, self._section, temperature, comm=self.context.comm)

@@ -23,8 +23,8 @@ _BASE = ".base_layer"  # what peft puts into the names of the weights below an a
 
 
 def add_adapters(module: nn.Module, lora: Lora, seed: int) -> nn.Module:
-    """Puts adapters into the whole `module` (before it is sharded), freezes the rest, and returns
-    it. The same on every rank for the same seed; B is 0, so that outputs do not change.
+    """Puts adapters into `module` (before it is sharded, with or without memory), freezes the rest,
+    and returns it. The same on every rank for the same seed; B is 0, so that outputs do not change.
 
     Throws UsageError where no layer has one of the names in `lora.target_modules`.
     """
@@ -37,16 +37,25 @@ def add_adapters(module: nn.Module, lora: Lora, seed: int) -> nn.Module:
         target_modules=list(lora.target_modules) or "all-linear",
     )
     module.requires_grad_(False)
+    try:
+        inject_adapter_in_model(options, module, adapter_name=_ADAPTER)
+    except ValueError:
+        raise UsageError(
+            f"actor.lora.target_modules={list(lora.target_modules)} names no linear layer of "
+            f"{type(module).__name__}. Use names like q_proj, or leave it empty for all."
+        ) from None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            inject_adapter_in_model(options, module, adapter_name=_ADAPTER)
-        except ValueError:
-            raise UsageError(
-                f"actor.lora.target_modules={list(lora.target_modules)} names no linear layer of "
-                f"{type(module).__name__}. Use names like q_proj, or leave it empty for all."
-            ) from None
+        for _, layer in _adapted(module):
+            for adapter in (layer.lora_A, layer.lora_B):
+                adapter.to_empty(device="cpu")  # where the layer has no memory, it had none either
+            layer.reset_lora_parameters(_ADAPTER, True)
     return module.eval()
+
+
+def plain_name(name: str) -> str:
+    """Of a weight in the model without adapters."""
+    return name.replace(_BASE, "")
 
 
 def has_adapters(module: nn.Module) -> bool:
@@ -105,7 +114,7 @@ def merged_tensors(
     for name, tensor in module.state_dict(keep_vars=True).items():
         if ".lora_" in name:
             continue
-        plain = name.replace(_BASE, "")
+        plain = plain_name(name)
         if name not in adapted:
             merged[plain] = tensor
             continue

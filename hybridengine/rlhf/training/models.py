@@ -1,7 +1,6 @@
-"""models: the HF modules that train, whole and on the host, before they are sharded.
+"""models: the HF modules that train, before they have memory for their weights, and their types.
 
-Weights come from a directory, from a preset that has some, or from a seed. Nothing here runs a
-forward pass.
+How weights come into them is loading.py's. Nothing here runs a forward pass.
 """
 
 from __future__ import annotations
@@ -26,57 +25,45 @@ Kind = Literal["policy", "value", "classifier"]
 MEGATRON_WEIGHTS = 70e9
 
 
-def build_model(
+def empty_model(
     model: Model,
     kind: Kind,
-    dtype: torch.dtype,
-    seed: int,
     path: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """The model with all its weights in `dtype`, on the host, in eval mode (no dropout).
+    """The model without memory for its weights, which are of `dtype` on torch's meta device; its
+    buffers are there, on the host. In eval mode (no dropout).
 
     policy: a causal language model. value and classifier: the same backbone with a linear head
-    `score` of one number, which is zero unless the checkpoint has one. `path` overrides
-    `model.path`; without either, weights are drawn by `seed`, the same on every rank. Throws
-    UsageError on a directory that does not load and on a config that makes no such model.
+    `score` of one number. `path` overrides `model.path`; without either, model.config says what it
+    is. Throws UsageError on a directory that does not load and a config that makes no such model.
     """
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+    source = source_of(model, path)
+    module: Any
+    with init_empty_weights(include_buffers=False):
+        if source is None:
+            module = from_config(model.config, kind, dtype)
+        else:
+            module = _from_files(model_directory(source), kind, dtype)
+    if kind != "policy":
+        _check_head(module)
+    module.tie_weights()  # each was given a tensor of its own on the meta device
+    empty: nn.Module = module.eval()
+    return empty
+
+
+def source_of(model: Model, path: str | os.PathLike[str] | None) -> str | None:
+    """The name of the weights' directory; None where they are drawn. Throws UsageError where there
+    is neither."""
     source = model.path if path is None else os.fspath(path)
     if source is None and not model.config:
         raise UsageError(
             "model.path and model.config are both unset: there is nothing to train. Set model.path "
             "to the directory of a checkpoint, or model.config to a HF config."
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if source is None:
-            module = _from_config(model.config, kind, dtype)
-        else:
-            module = _from_directory(source, kind, dtype)
-    return module.eval()
-
-
-def empty_model(model: Model, kind: Kind, path: str | os.PathLike[str] | None = None) -> nn.Module:
-    """The same without memory for its weights, on torch's meta device: what can be told of a model
-    before it is loaded, and what is written beside its weights. Throws UsageError as build_model
-    does, less what only weights can tell."""
-    from transformers import AutoConfig, GenerationConfig
-
-    source = model.path if path is None else os.fspath(path)
-    with torch.device("meta"):
-        if source is None:
-            return _from_config(model.config, kind, torch.float32)
-        directory = model_directory(source)
-        options = {} if kind == "policy" else {"num_labels": 1}
-        try:
-            with quiet_transformers():
-                config = AutoConfig.from_pretrained(directory, local_files_only=True, **options)
-                module: Any = _auto_class(kind).from_config(config)
-                if module.can_generate() and (directory / "generation_config.json").is_file():
-                    module.generation_config = GenerationConfig.from_pretrained(directory)
-        except Exception as error:  # whatever a damaged file makes a parser raise
-            raise _does_not_load(directory, kind, error) from None
-    empty: nn.Module = module
-    return empty
+    return source
 
 
 @contextmanager
@@ -99,6 +86,13 @@ def quiet_transformers() -> Iterator[None]:
 def weight_dtype(sharding: Sharding) -> torch.dtype:
     """In which type weights are held and stepped: float64 if all is, else float32."""
     return torch.float64 if sharding.dtype == "float64" else torch.float32
+
+
+def shard_dtype(sharding: Sharding, *, trains: bool) -> torch.dtype:
+    """In which type shards lie: what steps as it steps; what does not as it computes, which gives
+    the same numbers as a rounding at each pass."""
+    computes: torch.dtype = getattr(torch, sharding.dtype)
+    return weight_dtype(sharding) if trains else computes
 
 
 def export_dtype(config: Config, sharding: Sharding) -> torch.dtype:
@@ -131,7 +125,7 @@ def strategy_of(sharding: Sharding, num_weights: int) -> str:
     return "fsdp2"
 
 
-def _auto_class(kind: Kind) -> Any:
+def auto_class(kind: Kind) -> Any:
     import transformers
 
     if kind == "policy":
@@ -139,7 +133,7 @@ def _auto_class(kind: Kind) -> Any:
     return transformers.AutoModelForSequenceClassification
 
 
-def _from_config(facts: dict[str, Any], kind: Kind, dtype: torch.dtype) -> nn.Module:
+def from_config(facts: dict[str, Any], kind: Kind, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoConfig
 
     facts = dict(facts)
@@ -148,54 +142,40 @@ def _from_config(facts: dict[str, Any], kind: Kind, dtype: torch.dtype) -> nn.Mo
         config = AutoConfig.for_model(model_type, **facts)
         if kind != "policy":
             config.num_labels = 1
-        module: nn.Module = _auto_class(kind).from_config(config, dtype=dtype)
+        module: nn.Module = auto_class(kind).from_config(config, dtype=dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"model.config makes no {kind} model of type {model_type!r}: {_line(error)}. Give a "
             "model_type that transformers knows, and its keys."
         ) from None
-    _zero_head(module, kind)
     return module
 
 
-def _from_directory(source: str, kind: Kind, dtype: torch.dtype) -> nn.Module:
-    directory = model_directory(source)
+def _from_files(directory: Path, kind: Kind, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoConfig, GenerationConfig
+
     options = {} if kind == "policy" else {"num_labels": 1}
     try:
         with quiet_transformers():
-            module, found = _auto_class(kind).from_pretrained(
-                directory, dtype=dtype, local_files_only=True, output_loading_info=True, **options
-            )
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, **options)
+            module: Any = auto_class(kind).from_config(config, dtype=dtype)
+            if module.can_generate() and (directory / "generation_config.json").is_file():
+                module.generation_config = GenerationConfig.from_pretrained(directory)
     except Exception as error:  # whatever a damaged file makes a parser raise
-        raise _does_not_load(directory, kind, error) from None
-    missing = set(found["missing_keys"]) - {"score.weight"}
-    if missing:
-        raise UsageError(
-            f"{str(directory)!r} lacks weights of a {kind} model, e.g. {min(missing)!r}. Give a "
-            "complete checkpoint."
-        )
-    if "score.weight" in found["missing_keys"]:
-        _zero_head(module, kind)
-    loaded: nn.Module = module
-    return loaded
+        raise does_not_load(directory, kind, error) from None
+    made: nn.Module = module
+    return made
 
 
-def _zero_head(module: nn.Module, kind: Kind) -> None:
-    """A head that the checkpoint does not have gives 0, rather than noise, until it is trained."""
-    if kind == "policy":
-        return
-    head = getattr(module, "score", None)
-    if not isinstance(head, nn.Linear):
+def _check_head(module: nn.Module) -> None:
+    if not isinstance(getattr(module, "score", None), nn.Linear):
         raise UsageError(
             f"{type(module).__name__} has no linear head named 'score'. Use a decoder-only model, "
             "e.g. of the Llama or Qwen family."
         )
-    nn.init.zeros_(head.weight)
-    if head.bias is not None:
-        nn.init.zeros_(head.bias)
 
 
-def _does_not_load(directory: Path, kind: Kind, error: BaseException) -> UsageError:
+def does_not_load(directory: Path, kind: Kind, error: BaseException) -> UsageError:
     return UsageError(
         f"{str(directory)!r} does not load as a {kind} model: {_line(error)}. Give the "
         "directory of a HF checkpoint (config.json and safetensors), or smollm2-135m."

@@ -29,9 +29,10 @@ from hybridengine.rlhf.training.models import strategy_of, weight_dtype
 def shard(module: nn.Module, sharding: Sharding, mesh: DeviceMesh) -> nn.Module:
     """Shards `module` in place over the one-dim `mesh`, on its device, and returns it. Collective.
 
-    All ranks pass the same weights. Those that step keep their type, activations have that of
-    `sharding.dtype`, gradients are reduced in float32 or more. Adapters are added before. Throws
-    UsageError on a model that FSDP2 does not train, see strategy_of.
+    All ranks pass the same weights, or weights without memory, as empty_model makes them. They keep
+    their type, activations have that of `sharding.dtype`, gradients are reduced in float32 or more.
+    Adapters are added before. Throws UsageError on a model that FSDP2 does not train, see
+    strategy_of.
     """
     strategy_of(sharding, sum(parameter.numel() for parameter in module.parameters()))
     layers = decoder_layers(module)
@@ -39,7 +40,7 @@ def shard(module: nn.Module, sharding: Sharding, mesh: DeviceMesh) -> nn.Module:
         _wrap_forward(layer, sharding)
     activations = getattr(torch, sharding.dtype)
     wide = weight_dtype(sharding)
-    offload = sharding.param_offload and mesh.device_type != "cpu"
+    offload = home(sharding, torch.device(mesh.device_type)).type != mesh.device_type
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=activations, reduce_dtype=wide),
@@ -51,6 +52,11 @@ def shard(module: nn.Module, sharding: Sharding, mesh: DeviceMesh) -> nn.Module:
             fully_shard(layer, **options)
     fully_shard(module, **options)
     return module
+
+
+def home(sharding: Sharding, device: torch.device) -> torch.device:
+    """Where the shards lie between passes."""
+    return torch.device("cpu") if sharding.param_offload else device
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
