@@ -19,10 +19,9 @@ from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.loop import Loop
-from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.preflight import check_attention
-from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.run import with_steps
+from hybridengine.rlhf.trainer.source import open_source
 from hybridengine.rlhf.trainer.step import Steps
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
@@ -68,9 +67,7 @@ def _config(tmp_path: Path, *overrides: str) -> Config:
 class _Run:
     def __init__(self, config: Config, context: Any, folder: Path) -> None:
         tokenizer = open_tokenizer(config)
-        self.source: Any = (Offline if config.data.mode == "offline" else Prompts)(
-            config, tokenizer
-        )
+        self.source = open_source(config, tokenizer)
         config = with_steps(config, self.source.steps_per_epoch)
         self.roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, self.roles)

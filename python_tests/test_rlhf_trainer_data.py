@@ -16,8 +16,8 @@ from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.loop import eval_prompts
-from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.prompts import Prompts
+from hybridengine.rlhf.trainer.source import Source, open_source
 from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.warmup import warm_up
 
@@ -36,9 +36,8 @@ def _config(tmp_path: Path, row: dict[str, Any], *overrides: str) -> Any:
     return load_config([*SMALL, "trainer.ranks=1", *files, *overrides])
 
 
-def _source(config: Any) -> Prompts | Offline:
-    made = Offline if config.data.mode == "offline" else Prompts
-    return made(config, open_tokenizer(config))
+def _source(config: Any) -> Source:
+    return open_source(config, open_tokenizer(config))
 
 
 def _refused(config: Any) -> str:

@@ -28,7 +28,7 @@ from hybridengine.rlhf.data.responses import (
 )
 from hybridengine.rlhf.data.rollout_rows import drop_groups, token_columns
 from hybridengine.rlhf.data.samples import Message, Pair, Sample, Tokens
-from hybridengine.rlhf.data.source import open_data
+from hybridengine.rlhf.data.splits import open_data
 
 __all__ = [
     "Counts",

@@ -12,10 +12,10 @@ from typing import Any
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.schema import Data
+from hybridengine.rlhf.data.messages import prompt_of_row, text_of_row
 from hybridengine.rlhf.data.preferences import pair_of_row
-from hybridengine.rlhf.data.prompts import prompt_of_row, text_of_row
+from hybridengine.rlhf.data.records import Row, missing_column, read_rows
 from hybridengine.rlhf.data.rollout_rows import tokens_of_row, truncated_of_row
-from hybridengine.rlhf.data.rows import Row, missing_column, read_rows
 from hybridengine.rlhf.data.samples import Pair, Sample
 
 # Keys of the columns of a sample.

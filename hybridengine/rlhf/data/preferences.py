@@ -10,8 +10,8 @@ r"""preferences: two answers and their prompt out of a row, in the shapes that f
 from __future__ import annotations
 
 from hybridengine.rlhf.config.schema import Data
-from hybridengine.rlhf.data.prompts import describe, messages_of_row, prompt_of_row, text_of_row
-from hybridengine.rlhf.data.rows import Row
+from hybridengine.rlhf.data.messages import describe, messages_of_row, prompt_of_row, text_of_row
+from hybridengine.rlhf.data.records import Row
 from hybridengine.rlhf.data.samples import Message, Pair
 
 _TURN = "\n\nAssistant:"

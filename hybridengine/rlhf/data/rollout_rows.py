@@ -16,8 +16,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hybridengine.rlhf.data.prompts import describe
-from hybridengine.rlhf.data.rows import Row
+from hybridengine.rlhf.data.messages import describe
+from hybridengine.rlhf.data.records import Row
 from hybridengine.rlhf.data.samples import Tokens
 
 _IDS = ("prompt_ids", "response_ids")

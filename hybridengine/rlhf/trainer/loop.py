@@ -15,10 +15,10 @@ from hybridengine.rlhf.logging import Sinks
 from hybridengine.rlhf.trainer.changes import flat
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints, say_if_it_fails
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.offline import Offline
-from hybridengine.rlhf.trainer.prompts import Prompts, as_prompts
+from hybridengine.rlhf.trainer.prompts import as_prompts
 from hybridengine.rlhf.trainer.record import Record
 from hybridengine.rlhf.trainer.scored import Scored
+from hybridengine.rlhf.trainer.source import Source
 from hybridengine.rlhf.trainer.step import Steps
 
 # Kept of a time limit for what comes after the last step: evaluation, checkpoint, picture.
@@ -53,14 +53,13 @@ class Ending:
 
 class Loop:
     """Runs steps until the number of steps or the time is used up. `record` has what was done, also
-    before a checkpoint. `source` gives the rollouts: prompts to generate from, or responses of
-    files."""
+    before a checkpoint."""
 
     def __init__(
         self,
         config: Config,
         steps: Steps,
-        source: Prompts | Offline,
+        source: Source,
         checkpoints: Checkpoints,
         *,
         began: float,

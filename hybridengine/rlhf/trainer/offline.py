@@ -8,6 +8,7 @@ ratio of every step is to the same policy. Steps draw prompts with all their res
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ _CHUNK_ROWS = 4096  # scored and measured at a time
 class Offline:
     """The responses of the training files. Rows with the same prompt are a group."""
 
-    eval: Sequence[Encoded] = ()  # there is nothing that generates
+    train: Sequence[Encoded] = ()  # there is nothing that generates
+    eval: Sequence[Encoded] = ()
 
     def __init__(self, config: Config, tokenizer: Any) -> None:
         """Throws UsageError on data that is missing, malformed or empty after the filters, or that
@@ -85,6 +87,9 @@ class Offline:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loader.load_state_dict(state["loader"])
+
+    def resume_files(self, rollouts: Path) -> None:
+        """None: it writes no rollouts."""
 
     def _scored(self, steps: Steps) -> Scored:
         """All rows with scores and old log-probs."""

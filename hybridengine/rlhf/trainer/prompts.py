@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, open_data
+from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, drop_groups, open_data
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.preflight import check_ground_truth
 from hybridengine.rlhf.trainer.scored import Scored
@@ -94,17 +95,16 @@ class Prompts:
         by_group = dict(zip(greedy.groups, greedy.scores, strict=True))
         return [by_group[group] for group in scored.groups]
 
-    @property
-    def next_group(self) -> int:
-        """The serial number of the prompt that is drawn next."""
-        return self._serial
-
     def state_dict(self) -> dict[str, Any]:
         return {"loader": self._loader.state_dict(), "serial": self._serial}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loader.load_state_dict(state["loader"])
         self._serial = int(state["serial"])
+
+    def resume_files(self, rollouts: Path) -> None:
+        """Drops the rows of the prompts that will be drawn again."""
+        drop_groups(rollouts, self._serial)
 
 
 def as_prompts(encoded: Sequence[Encoded], serials: Sequence[int], n: int) -> Batch:

@@ -12,7 +12,6 @@ from rich.console import Console
 from hybridengine.rlhf import rewards
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import drop_groups
 from hybridengine.rlhf.logging import busy, open_screen, open_sinks
 from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.roles.rollout_file import rollouts_folder
@@ -24,12 +23,11 @@ from hybridengine.rlhf.trainer.export import export
 from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
-from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, saved_roles, start_roles
 from hybridengine.rlhf.trainer.preflight import check_attention, check_cuts
-from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
 from hybridengine.rlhf.trainer.resume import check_steps_left
+from hybridengine.rlhf.trainer.source import Source, open_source
 from hybridengine.rlhf.trainer.step import Steps
 from hybridengine.rlhf.trainer.vocabulary import check_vocabularies, checked_tokenizer
 from hybridengine.rlhf.trainer.warmup import warm_up
@@ -57,11 +55,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
         check_vocabularies(config, tokenizer)
         check_attention(config)
         check_cuts(config)
-        source: Prompts | Offline = (
-            Offline(config, tokenizer)
-            if config.data.mode == "offline"
-            else Prompts(config, tokenizer)
-        )
+        source = open_source(config, tokenizer)
         config = folder.named(with_steps(config, source.steps_per_epoch))
         if config.run.resume:
             check_steps_left(config, folder.path, exports=config.trainer.save_hf)
@@ -83,7 +77,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
 def _train(
     config: Config,
     roles: Roles,
-    source: Prompts | Offline,
+    source: Source,
     folder: Path,
     console: Console,
     began: float,
@@ -127,11 +121,9 @@ def _finish(
     return summary
 
 
-def _prepare(
-    config: Config, steps: Steps, source: Prompts | Offline, loop: Loop, console: Console
-) -> None:
+def _prepare(config: Config, steps: Steps, source: Source, loop: Loop, console: Console) -> None:
     """Everything before the first step of this part of the run."""
-    if not config.run.resume and isinstance(source, Prompts):
+    if not config.run.resume:
         loss = warm_up(config, steps.roles.actor, source.encoder, source.train)
         if loss is not None:
             steps_done = counted(config.warmup.steps, "supervised step")
@@ -141,27 +133,23 @@ def _prepare(
     source.begin(steps)
     if config.run.resume:
         loop.restore()
-    if steps.roles.rollout is None or not isinstance(source, Prompts):
+    if steps.roles.rollout is None:
         return
     steps.sync(loop.step, Clock())
-    if config.run.resume:  # what was sampled behind the checkpoint is sampled again
-        drop_groups(rollouts_folder(config), source.next_group)
+    if config.run.resume:
+        source.resume_files(rollouts_folder(config))
     else:
         shown = _shown(source)
         answers = steps.texts(eval_prompts(shown))
         loop.record.before = {e.text: answer for e, answer in zip(shown, answers, strict=True)}
 
 
-def _shown(source: Prompts) -> list[Any]:
+def _shown(source: Source) -> list[Any]:
     return list((source.eval or source.train)[:_NUM_SAMPLES])
 
 
-def _samples(
-    steps: Steps, source: Prompts | Offline, before: dict[str, str]
-) -> list[artifacts.Sample]:
+def _samples(steps: Steps, source: Source, before: dict[str, str]) -> list[artifacts.Sample]:
     """Prompts of which the answer before the first step is known."""
-    if not isinstance(source, Prompts):
-        return []
     shown = [each for each in _shown(source) if each.text in before]
     after = steps.texts(eval_prompts(shown)) if shown else []
     return [

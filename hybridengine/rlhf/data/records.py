@@ -1,4 +1,4 @@
-"""rows: records out of parquet, JSON lines and saved HF datasets. Not what their columns mean.
+"""records: rows out of parquet, JSON lines and saved HF datasets. Not what their columns mean.
 
 A path may be a file, a directory, or a pattern with * in it. Nothing is fetched from the network.
 """

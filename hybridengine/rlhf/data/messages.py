@@ -1,10 +1,10 @@
-"""prompts: a row's prompt and texts, with their types checked. Not templates; see encoding.py."""
+"""messages: a row's prompt, messages and texts, typed. Not templates; see encoding.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hybridengine.rlhf.data.rows import Row
+from hybridengine.rlhf.data.records import Row
 from hybridengine.rlhf.data.samples import Message
 
 _TEXT_OR_MESSAGES = "Give text, or a list of chat messages {role, content}."

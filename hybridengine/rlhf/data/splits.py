@@ -1,4 +1,4 @@
-"""source: the samples of a split, from wherever the config says. Text, not yet tokens."""
+"""splits: the samples of a split, from wherever the config says. Text, not yet tokens."""
 
 from __future__ import annotations
 
