@@ -69,10 +69,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
         ["trainer.ranks=2"],
         ["trainer.ranks=3", "actor.max_tokens_per_gpu=40", "critic.max_tokens_per_gpu=30"],
         ["trainer.ranks=2", "rollout.tp_size=2", "actor.sequence_packing=false"],
-        ["trainer.ranks=2", "trainer.placement=split", "trainer.aux_ranks=1"],
+        [
+            "pools.learn={ranks: 2, roles: [actor, rollout, reference]}",
+            "pools.judge={ranks: 1, roles: [reward, critic], cpus_per_rank: 0.25}",
+        ],
         ["trainer.ranks=1", "trainer.placement=standalone", "trainer.rollout_ranks=2"],
     ],
-    ids=["two", "three", "tp", "split", "standalone"],
+    ids=["two", "three", "tp", "pools", "standalone"],
 )
 def test_placement_changes_no_number(
     alone: tuple[Path, list[dict[str, Any]]], tmp_path: Path, overrides: list[str]

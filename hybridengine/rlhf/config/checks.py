@@ -13,6 +13,9 @@ from pathlib import PurePath
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.config.algorithm_checks import ALGORITHM_RULES
+from hybridengine.rlhf.config.keys import entries
+from hybridengine.rlhf.config.pools import key_of_ranks, pools_of
+from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.plugins import is_reference, load_plugin
 
@@ -198,30 +201,63 @@ def _betas(config: Config) -> Iterator[str]:
 
 
 def _tensor_parallel(config: Config) -> Iterator[str]:
-    trainer = config.trainer
-    pools = []
-    if config.data.mode == "online":
-        alone = trainer.placement == "standalone"
-        ranks = "rollout_ranks" if alone else "ranks"
-        pools.append(("rollout", config.rollout.tp_size, ranks))
-    if config.reward_model.path is not None:
-        apart = trainer.placement in ("split", "standalone")
-        ranks = "aux_ranks" if apart else "ranks"
-        pools.append(("reward_model", config.reward_model.tp_size, ranks))
-    for role, tp_size, ranks in pools:
-        size = getattr(trainer, ranks)
-        if size % tp_size:
-            yield (
-                f"{role}.tp_size {tp_size} does not divide trainer.{ranks} {size}. Use a divisor "
-                f"of {size}, or another trainer.{ranks}."
-            )
+    for name, pool in pools_of(config, config.trainer.placement).items():
+        key = key_of_ranks(config, name)
+        for role in pool.roles:
+            tp_size = getattr(getattr(config, role), "tp_size", 1)
+            if pool.ranks % tp_size:
+                yield (
+                    f"{role}.tp_size {tp_size} does not divide {key} {pool.ranks}. Use a divisor "
+                    f"of {pool.ranks}, or another {key}."
+                )
 
 
 def _device(config: Config) -> Iterator[str]:
-    if config.trainer.device == "cuda" and config.data.mode == "online":
+    if config.data.mode == "offline":
+        return
+    why = "but weights go to the engine in host memory only"
+    if config.trainer.device == "cuda":
         yield (
-            "trainer.device is cuda, but weights go to the engine in host memory only. Use "
-            "trainer.device=cpu (or auto), or data.mode=offline."
+            f"trainer.device is cuda, {why}. Use trainer.device=cpu (or auto), or "
+            "data.mode=offline."
+        )
+    for name, pool in config.pools.items():
+        if pool.gpus_per_rank and {"actor", "rollout"} & set(pool.roles):
+            yield f"pools.{name}.gpus_per_rank is {pool.gpus_per_rank:g}, {why}. Leave it out."
+
+
+def _pools(config: Config) -> Iterator[str]:
+    """That every role has a place, and one only."""
+    if not config.pools:
+        return
+    for key in ("placement", "ranks", "rollout_ranks", "aux_ranks"):
+        if getattr(config.trainer, key) != entries()[f"trainer.{key}"].default:
+            yield (
+                f"trainer.{key} is {getattr(config.trainer, key)}, but pools says which pools "
+                "there are. Leave one of them out."
+            )
+    homes = {
+        role: [name for name, pool in config.pools.items() if role in pool.roles]
+        for role in roles_of(config)
+    }
+    for role, names in homes.items():
+        if not names:
+            yield f"no pool has the role {role}, which the run needs. Add it to pools.NAME.roles."
+        elif len(names) > 1:
+            both = " and ".join(f"pools.{name}.roles" for name in names)
+            yield f"{both} have the role {role}. Leave it in one of them."
+    if "reference" in homes and homes["reference"] != homes["actor"]:
+        yield (
+            "the role reference is a copy of the actor's shards, but lives in another pool. Add "
+            "it to the pools.NAME.roles that has the actor."
+        )
+
+
+def _environments(config: Config) -> Iterator[str]:
+    if config.environments and config.data.mode == "offline":
+        yield (
+            "environments is set, but data.mode is offline, where responses come from files. Set "
+            "environments={} or data.mode=online."
         )
 
 
@@ -238,7 +274,7 @@ def _lora(config: Config) -> Iterator[str]:
 
 _RULES = (
     *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers, _files),
-    *(_betas, _tensor_parallel, _device, _lora),
+    *(_betas, _pools, _tensor_parallel, _device, _lora, _environments),
     *ALGORITHM_RULES,
 )
 _PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas)

@@ -41,6 +41,8 @@ Later wins: defaults, preset, YAML file, overrides. The preset is `none` with a 
   converted.
 - A mapping is replaced as a whole, `model.config={}` empties it; `model.config.hidden_size=32`
   changes one entry.
+- `pools` and `environments` hold records, each under a name of your own, NAME below:
+  `pools: {judge: {ranks: 1, roles: [reward_model]}}`, or `pools.judge.ranks=2` for a key of one.
 - `${actor.lr}` in a value is the value of that key. Write `\\${` for the characters themselves.
 - An unknown key, another type, a value out of bounds and a combination that cannot work are errors
   before anything starts, with key, file and line; the exit code is 2. Names that verl, TRL,
@@ -107,7 +109,9 @@ def _table(section: str, title: str) -> list[str]:
         return []
     head = [f"\n## {title}", "", "| key | default | meaning | accepts |", "|---|---|---|---|"]
     return head + [
-        f"| `{entry.name}` | `{one_line(entry.default)}` | {entry.help} | "
-        f"{entry.accepts} |".replace("\n", " ")
-        for entry in rows
+        f"| `{entry.name}` | {_default(entry)} | {entry.help} | {entry.accepts} |" for entry in rows
     ]
+
+
+def _default(entry: Entry) -> str:
+    return "must be given" if entry.required else f"`{one_line(entry.default)}`"

@@ -33,10 +33,12 @@ def value_faults(
         entry = entry_of(name)
         if entry is None or name in faults:
             continue
-        place = places.get(name, "the default")
         if each["type"] == "missing":
-            faults[name] = f"{name} is not set. Set it to {entry.accepts}."
+            record, _, leaf = name.rpartition(".")
+            near = next(places[key] for key in places if key.startswith(f"{record}."))
+            faults[name] = f"{record} has no {leaf} ({near}). Set {name} to {entry.accepts}."
         else:
+            place = places.get(name, "the default")
             faults[name] = _sentence(entry, _at(values, parts), each, place)
     return faults
 

@@ -40,12 +40,13 @@ class Entry:
     """A key by its dotted name.
 
     `item`: the type of its value, or of each of a list. `marks`: what pydantic checks besides the
-    type. `default`: None where the key must be given. `optional`: whether null is a value of it.
+    type. `default`: None where the key is `required`. `optional`: whether null is a value of it.
     """
 
     name: str
     help: str
     default: Any
+    required: bool
     optional: bool
     is_list: bool
     item: Any
@@ -197,7 +198,8 @@ def _entry(name: str, field: FieldInfo) -> Entry:
         item, *more = typing.get_args(item)
         marks += [mark for each in more for mark in getattr(each, "metadata", (each,))]
     default = None if field.is_required() else field.get_default()
-    return Entry(name, field.description or "", default, optional, is_list, item, tuple(marks))
+    help_line, required = field.description or "", field.is_required()
+    return Entry(name, help_line, default, required, optional, is_list, item, tuple(marks))
 
 
 def _walk(kind: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:

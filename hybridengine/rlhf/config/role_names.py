@@ -5,13 +5,13 @@ The reference is a role, or nothing but the actor without its adapters, or not n
 
 from __future__ import annotations
 
-from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.config.schema import Config, Role
 
 
-def roles_of(config: Config) -> list[str]:
+def roles_of(config: Config) -> list[Role]:
     """The roles that the config has a use for, in the order in which they start."""
     algorithm = config.algorithm
-    roles = ["actor", "reward"]
+    roles: list[Role] = ["actor", "reward"]
     if config.data.mode == "online":
         roles.append("rollout")
     if measures_kl(config) and not actor_is_reference(config):

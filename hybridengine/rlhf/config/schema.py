@@ -260,6 +260,34 @@ class Trainer(Section):
     )
 
 
+Role = Literal["actor", "rollout", "reference", "reward", "critic", "reward_model"]
+
+
+class Pool(Section):
+    """A record of `pools`: ranks that form one world, and the roles that live there."""
+
+    ranks: int = Field(ge=1, description="processes, one a rank")
+    roles: list[Role] = Field(description="what lives there; a role lives in one pool")
+    cpus_per_rank: float | None = Field(
+        None, ge=0, description="CPUs that Ray reserves for a rank; null: cluster.cpus_per_rank"
+    )
+    gpus_per_rank: float | None = Field(
+        None, ge=0, description="GPUs of a rank; null: as trainer.device says"
+    )
+    one_host: bool = Field(False, description="all its ranks on one host; else on as few as can be")
+
+
+class EnvironmentRecord(Section):
+    """A record of `environments`."""
+
+    use: str = Field(description="name of an environment, or path.py:name of one of your own")
+    options: dict[str, Any] = Field({}, description="options of the environment")
+    max_turns: int = Field(8, ge=1, description="responses of an episode at most")
+    data_sources: list[str] = Field(
+        [], description="the data_source of samples that it is for; empty: all"
+    )
+
+
 class Wandb(Section):
     project: str = Field("hybridengine", description="project of the run")
     entity: str | None = Field(None, description="team; null: your own")
@@ -304,5 +332,11 @@ class Config(Section):
     reward_model: RewardModel = Field(RewardModel(), description="a model that scores")
     algorithm: Algorithm = Field(Algorithm(), description="from scores to losses")
     trainer: Trainer = Field(Trainer(), description="steps, placement, checkpoints, logs")
+    pools: dict[str, Pool] = Field(
+        {}, description="a pool of ranks, by name; none: trainer.placement says which there are"
+    )
+    environments: dict[str, EnvironmentRecord] = Field(
+        {}, description="what answers the policy between its responses (multi-turn), by label"
+    )
     wandb: Wandb = Field(Wandb(), description="Weights & Biases")
     cluster: Cluster = Field(Cluster(), description="Ray")

@@ -1,8 +1,4 @@
-"""placement: the pools of ranks of a run, and which role lives where.
-
-    colocate    train: actor, rollout, reference, reward, critic, reward_model
-    split       train: actor, rollout, reference, reward      aux: critic, reward_model
-    standalone  train: actor, reference, reward   rollout: rollout   aux: critic, reward_model
+"""placement: starts the pools of ranks of a run and the roles in them (config/pools.py says which).
 
 A reference is a copy of the actor and lies beside it.
 """
@@ -13,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hybridengine.rlhf.config.pools import pools_of
 from hybridengine.rlhf.config.role_names import roles_of
-from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.config.schema import Config, Pool
 from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
 from hybridengine.wording import counted
-
-TRAIN, ROLLOUT, AUX = "train", "rollout", "aux"
 
 
 @dataclass(frozen=True)
@@ -46,55 +41,46 @@ def saved_roles(config: Config) -> list[str]:
     return [role for role in wanted if role in roles_of(config)]
 
 
-def pool_of(role: str, placement: str) -> str:
-    """The pool in which `role` lives; placement is not auto any more."""
-    if placement == "standalone" and role == "rollout":
-        return ROLLOUT
-    if placement != "colocate" and role in ("critic", "reward_model"):
-        return AUX
-    return TRAIN
-
-
 def choose(config: Config, available: Mapping[str, float]) -> str:
     """The placement of the config; auto is split where there is room for both pools, of CPUs and
     of GPUs."""
     if config.trainer.placement != "auto":
         return config.trainer.placement
-    specs = pool_specs(config, "split")
+    specs = pool_specs(config, pools_of(config, "split"))
     asked = [(spec.num_ranks, spec.bundle()) for spec in specs.values()]
     room = all(
         sum(ranks * bundle.get(name, 0.0) for ranks, bundle in asked) <= available.get(name, 0.0)
         for name in ("CPU", "GPU")
     )
-    return "split" if AUX in specs and room else "colocate"
+    return "split" if len(specs) > 1 and room else "colocate"
 
 
-def pool_specs(config: Config, placement: str) -> dict[str, PoolSpec]:
-    """The pools that the roles need, by name."""
-    trainer = config.trainer
-    gpus = gpus_per_rank(config)
-    sizes = {TRAIN: trainer.ranks, ROLLOUT: trainer.rollout_ranks, AUX: trainer.aux_ranks}
-    needed = {pool_of(role, placement) for role in roles_of(config)}
+def pool_specs(config: Config, pools: Mapping[str, Pool]) -> dict[str, PoolSpec]:
+    """What each of the pools asks of the cluster, by name."""
+    cpus, gpus = config.cluster.cpus_per_rank, gpus_per_rank(config)
     return {
-        name: PoolSpec(size, config.cluster.cpus_per_rank, gpus)
-        for name, size in sizes.items()
-        if name in needed
+        name: PoolSpec(
+            pool.ranks,
+            cpus if pool.cpus_per_rank is None else pool.cpus_per_rank,
+            gpus if pool.gpus_per_rank is None else pool.gpus_per_rank,
+            pool.one_host,
+        )
+        for name, pool in pools.items()
     }
 
 
 def start_roles(cluster: Cluster, config: Config) -> Roles:
     """Starts pools and roles, and brings actor and rollout together. Throws PlacementError where
     the cluster has no room, and what a role throws at its start."""
-    available = cluster.available()
-    placement = choose(config, available)
-    pools = create_pools(cluster, pool_specs(config, placement))
+    records = pools_of(config, choose(config, cluster.available()))
+    pools = create_pools(cluster, pool_specs(config, records))
+    home: dict[str, str] = {role: name for name, record in records.items() for role in record.roles}
     groups = {
-        role: pools[pool_of(role, placement)].start_role(role, _class(role), config)
-        for role in roles_of(config)
+        role: pools[home[role]].start_role(role, _class(role), config) for role in roles_of(config)
     }
-    roles = Roles(**groups, colocated=pool_of("rollout", placement) == TRAIN)
+    roles = Roles(**groups, colocated=home.get("rollout") == home["actor"])
     if roles.rollout is not None:
-        _connect(roles, config)
+        _connect(roles)
     return roles
 
 
@@ -115,7 +101,7 @@ def idle_gpus(config: Config, available: Mapping[str, float]) -> str:
     )
 
 
-def _connect(roles: Roles, config: Config) -> None:
+def _connect(roles: Roles) -> None:
     assert roles.rollout is not None
     if roles.colocated:
         roles.rollout.connect(None)
@@ -123,7 +109,7 @@ def _connect(roles: Roles, config: Config) -> None:
     from hybridengine.rlhf.roles.transfer import Meeting
 
     host, port = roles.actor.open_meeting()
-    meeting = Meeting(host, port, config.trainer.ranks, config.trainer.rollout_ranks)
+    meeting = Meeting(host, port, roles.actor.pool.num_ranks, roles.rollout.pool.num_ranks)
     both = roles.actor.connect.remote(meeting), roles.rollout.connect.remote(meeting)
     for pending in both:
         pending.result()

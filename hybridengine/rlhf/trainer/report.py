@@ -35,16 +35,22 @@ def announce(
     screen: Console, config: Config, roles: Sequence[str], counts: Counts, folder: Path
 ) -> None:
     """The run's folder, the preset where there is one, who trains on how many ranks, on what."""
-    trainer = config.trainer
     preset = "" if config.preset == NONE else f"preset {config.preset}, "
     screen.print(str(folder), soft_wrap=True)
     say(
         screen,
-        f"{preset}{config.algorithm.advantage} on {counted(trainer.ranks, 'rank')} "
-        f"({trainer.placement}): {', '.join(roles)}",
+        f"{preset}{config.algorithm.advantage} on {_where(config)}: {', '.join(roles)}",
     )
     noun = "response" if config.data.mode == "offline" else "prompt"
     say(screen, f"{_kept(counts, noun)}, {_steps(config)}")
+
+
+def _where(config: Config) -> str:
+    """The pools, or the ranks that train and the placement which stands for pools."""
+    if config.pools:
+        each = (f"{name} {pool.ranks}" for name, pool in config.pools.items())
+        return f"pools of ranks {', '.join(each)}"
+    return f"{counted(config.trainer.ranks, 'rank')} ({config.trainer.placement})"
 
 
 def announce_fit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from hybridengine.rlhf.config.pools import TRAIN
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import PromptEncoder
 from hybridengine.rlhf.logging import busy, open_screen
@@ -14,7 +15,7 @@ from hybridengine.rlhf.trainer.changes import check_unchanged, words_of_changes
 from hybridengine.rlhf.trainer.fit import Fit, fitted
 from hybridengine.rlhf.trainer.folder import RunFolder
 from hybridengine.rlhf.trainer.pairs import Pairs
-from hybridengine.rlhf.trainer.placement import TRAIN, gpus_per_rank, idle_gpus
+from hybridengine.rlhf.trainer.placement import gpus_per_rank, idle_gpus
 from hybridengine.rlhf.trainer.rehearsal import rehearse_reward
 from hybridengine.rlhf.trainer.resume import check_steps_left
 from hybridengine.rlhf.trainer.run import with_steps

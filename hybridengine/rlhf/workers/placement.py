@@ -122,7 +122,8 @@ def _mend(specs: Mapping[str, PoolSpec], hosts: list[dict[str, Any]]) -> str:
     less = "for less of a CPU each (cluster.cpus_per_rank)"
     if len(hosts) == 1 and _LEAST_SHARE <= share < least:
         less = f"for less of a CPU each: cluster.cpus_per_rank={share:g}"
-    return f"Ask for fewer ranks (trainer.ranks, rollout_ranks, aux_ranks), or {less}."
+    keys = "trainer.ranks, rollout_ranks, aux_ranks, or pools.NAME.ranks"
+    return f"Ask for fewer ranks ({keys}), or {less}."
 
 
 def _hosts() -> list[dict[str, Any]]:
