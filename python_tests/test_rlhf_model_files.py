@@ -89,8 +89,8 @@ def test_a_complete_directory_passes(checkpoint: Path) -> None:
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """Of the presets only those with weights are offered."""
     assert refused(check_models, config_of(tmp_path / "absent")) == (
-        f"'{tmp_path}/absent' is no model and no directory. Use smollm2-135m, or the directory of "
-        "a HF checkpoint."
+        f"'{tmp_path}/absent' is no model and no directory. Use smollm2-135m, the directory of a "
+        "HF checkpoint, or an id of the Hugging Face hub (org/name)."
     )
 
 

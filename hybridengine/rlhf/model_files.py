@@ -17,6 +17,7 @@ from hybridengine.layouts.spec import Spec
 from hybridengine.models import models as presets
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config, Model
+from hybridengine.rlhf.hub import HubId, model_snapshot
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -24,13 +25,17 @@ _SHOWN = 3  # tensors in an error
 
 
 def model_directory(source: str) -> Path:
-    """A directory as it is; a preset's is made on first use."""
+    """A directory as it is; a preset's is made on first use; that of a hub id lies in the hub's
+    cache."""
     if Path(source).is_dir():
         return Path(source)
     if source not in presets.model_names():
+        hub_id = HubId.parse(source)
+        if hub_id is not None and hub_id.pattern is None:
+            return model_snapshot(hub_id)
         raise UsageError(
-            f"{source!r} is no model and no directory. Use smollm2-135m, or the directory of a HF "
-            "checkpoint."
+            f"{source!r} is no model and no directory. Use smollm2-135m, the directory of a HF "
+            "checkpoint, or an id of the Hugging Face hub (org/name)."
         )
     resolved = presets.resolve(source)
     if resolved.directory is None:

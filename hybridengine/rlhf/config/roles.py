@@ -76,7 +76,9 @@ class Actor(Sharding):
 
 
 class Critic(Sharding):
-    path: str | None = Field(None, description="directory of its HF checkpoint; null: the actor's")
+    path: str | None = Field(
+        None, description="directory or hub id of its HF checkpoint; null: the actor's"
+    )
     lr: float = Field(1e-5, gt=0, description="learning rate after the warm-up")
     optimizer: Optimizer = Field(
         Optimizer(), description="the rest of AdamW; critic.lr is its learning rate"
@@ -89,7 +91,8 @@ class Critic(Sharding):
 
 class Reference(Section):
     path: str | None = Field(
-        None, description="directory of its HF checkpoint; null: the actor before training"
+        None,
+        description="directory or hub id of its HF checkpoint; null: the actor at first",
     )
     param_offload: bool = Field(
         False, description="keep shards in host memory and bring in a layer at a time"
@@ -98,7 +101,7 @@ class Reference(Section):
 
 class RewardModel(Section):
     path: str | None = Field(
-        None, description="directory of a sequence-classification checkpoint; null: no reward model"
+        None, description="directory or hub id of a sequence-classification checkpoint; null: none"
     )
     strategy: Literal["auto", "fsdp2", "megatron"] = Field("auto", description="as actor.strategy")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(

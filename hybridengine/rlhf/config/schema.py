@@ -29,8 +29,12 @@ class Run(Section):
 
 
 class Model(Section):
-    path: str | None = Field(None, description="directory of a HF checkpoint, or smollm2-135m")
-    tokenizer: str | None = Field(None, description="directory of a HF tokenizer; null: model.path")
+    path: str | None = Field(
+        None, description="directory or hub id of a HF checkpoint, or smollm2-135m"
+    )
+    tokenizer: str | None = Field(
+        None, description="directory or hub id of a HF tokenizer; null: model.path"
+    )
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template; null: the tokenizer's"
     )
@@ -54,7 +58,7 @@ class Gym(Section):
 
 class Data(Section):
     train_files: list[str] = Field(
-        [], description="parquet or JSONL files, or directories of HF datasets"
+        [], description="parquet or JSONL files, directories of HF datasets, or hub ids of datasets"
     )
     eval_files: list[str] = Field([], description="the same for evaluation; empty: no evaluation")
     mode: Literal["online", "offline"] = Field(

@@ -5,7 +5,7 @@
     loader = PromptLoader(len(encoded), batch_size=512, seed=0)
     rows = [encoded[i] for i in loader.next_batch()]
 
-No network is used. Importing this package imports none of the libraries that read or tokenise.
+Importing this package imports none of the libraries that read or tokenise.
 """
 
 from hybridengine.rlhf.data.characters import character_tokenizer

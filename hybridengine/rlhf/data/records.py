@@ -1,6 +1,6 @@
 """records: rows out of parquet, JSON lines and saved HF datasets. Not what their columns mean.
 
-A path may be a file, a directory, or a pattern with * in it. Nothing is fetched from the network.
+A path may be a file, a directory, a pattern with * in it, or a dataset of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.hub import HubId, dataset_snapshot
 from hybridengine.wording import nearest
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -98,6 +99,11 @@ def _files(path: str) -> list[Path]:
         matches = sorted(glob.glob(path, recursive=True))
         if matches:
             return [file for match in matches for file in _files_of(Path(match))]
+    hub_id = HubId.parse(path)
+    if hub_id is not None and (hub_id.pattern or not path.endswith((*_JSON_SUFFIXES, ".parquet"))):
+        found = dataset_snapshot(hub_id)
+        return _files(str(found if hub_id.pattern is None else found / hub_id.pattern))
+    if glob.has_magic(path):
         raise UsageError(f"no file matches {path!r}. Mend the pattern, or the folder it is in.")
     raise UsageError(f"there is no file or directory {path!r}. Mend the path.")
 
