@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -119,7 +118,6 @@ def drop_results(comm: Communicator) -> list[tuple[int, int, int]]:
     results = resharder.run()
     note()
     del results, resharder
-    gc.collect()
     note()
     return seen
 
@@ -160,7 +158,6 @@ def reshard_among_some(comm: Communicator, src: str, dst: str) -> tuple[int, int
     """A run from `src` to `dst`; the other ranks leave the call at once and make no other one until
     those are through, which their return says. What this rank then has of memory that ranks write
     into: descriptors, mappings; and its other descriptors that it had not before."""
-    gc.collect()  # what an earlier round left
     spec, tensors = byte_tensors(MIB)
     sources, targets = (hybridengine.LayoutRule.parse(rule).bind(spec) for rule in (src, dst))
     parts = tensors["w"].chunk(len(sources.ranks))

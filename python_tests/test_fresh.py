@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,25 @@ def make_resharder(comm: Any) -> Resharder:
     src, dst = Layout.hf().bind(spec), Layout.hf(ranks=[1]).bind(spec)
     model = {"w": torch.ones(512, 1024)} if comm.rank == 0 else None
     return Resharder(model, src, dst, comm=comm)
+
+
+def forget(comm: Any, how: str) -> bool:
+    """Whether a Resharder is gone once it is dropped, without the garbage collector."""
+    gc.disable()
+    resharder = make_resharder(comm)
+    if how == "run":
+        resharder.run()
+    else:
+        resharder.stream(lambda name, tensor: None)
+    dropped = weakref.ref(resharder)
+    del resharder
+    return dropped() is None
+
+
+@pytest.mark.parametrize("how", ["run", "stream"])
+def test_a_resharder_that_is_dropped_is_gone_at_once(how):
+    """And with it the memory that it keeps for its next run."""
+    assert run_ranks(2, forget, how) == [True, True]
 
 
 KEEPERS: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -306,14 +306,16 @@ class Resharder:
         pages, reserve_seconds = self._huge_pages, self._fresh.reserve_seconds
         huge_page_bytes = 0 if pages is None else pages.collapsed_bytes
         huge_page_seconds = 0.0 if pages is None else pages.seconds
+        # Not `self`, which would hold itself by its report, and its memory until a collection.
+        comm, names, bound_bytes, counts = self.comm, self._names, self._bound_bytes, self._counts
         self._report = lambda: Report.from_core(
             core.to_dict(),
-            rank=self.comm.rank,
-            transport=self.comm.transport,
-            bound_bytes=self._bound_bytes,
-            tensors_sent=self._counts[0],
-            tensors_applied=self._counts[1],
-            aliased=[self._names[i] for i in aliased],
+            rank=comm.rank,
+            transport=comm.transport,
+            bound_bytes=bound_bytes,
+            tensors_sent=counts[0],
+            tensors_applied=counts[1],
+            aliased=[names[i] for i in aliased],
             reserve_seconds=reserve_seconds,
             huge_page_bytes=huge_page_bytes,
             huge_page_seconds=huge_page_seconds,
