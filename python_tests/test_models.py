@@ -1,5 +1,6 @@
 """Models by name: presets, directories, and the real weights of SmolLM2."""
 
+import functools
 import os
 import threading
 
@@ -220,7 +221,17 @@ def smollm2_source(tmp_path_factory):
         pytest.skip(str(error))
 
 
-def test_smollm2_equals_what_transformers_reads(smollm2_source, monkeypatch, tmp_path):
+@pytest.fixture
+def read_once(monkeypatch):
+    """What is read of a GGUF file, and how its tensors are called, is worked out once: transformers
+    does it again for each thing that it wants to know, for seconds."""
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    reader = functools.cache(gguf.GGUFReader)
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: reader(str(path)))
+    monkeypatch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
+
+
+def test_smollm2_equals_what_transformers_reads(smollm2_source, read_once, monkeypatch, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="transformers reads GGUF only with accelerate")
     import torch
