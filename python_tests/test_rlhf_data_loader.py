@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridengine import UsageError
-from hybridengine.rlhf.data import PromptLoader
+from hybridengine.rlhf.data import PromptLoader, digest_of
 
 pytestmark = pytest.mark.python
 
@@ -71,6 +71,18 @@ def test_a_state_of_other_data_is_refused(name: str, other: PromptLoader) -> Non
     loader = PromptLoader(10, 2, 0)
     with pytest.raises(UsageError, match=f"cannot be resumed: {name} was .* and is "):
         loader.load_state_dict(other.state_dict())
+
+
+def test_a_state_of_as_many_other_samples_is_refused() -> None:
+    rows = [[1, 2], [3]]
+    digests = {digest_of(other) for other in (rows, [[1], [2, 3]], [[3], [1, 2]], [[1, 2], [4]])}
+    assert len(digests) == 4 and digest_of(iter(rows)) in digests
+    one, other = (PromptLoader(2, 2, 0, digest=digest) for digest in sorted(digests)[:2])
+    one.load_state_dict(one.state_dict())
+    with pytest.raises(
+        UsageError, match="there are 2 samples as before, and they are not the same"
+    ):
+        one.load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize("changes", [None, {"drawn": -1}, {"drawn": "1"}, {"more": 1}])

@@ -19,7 +19,7 @@ from hybridengine.rlhf.data.encoding import (
 from hybridengine.rlhf.data.files import read_files, read_pairs
 from hybridengine.rlhf.data.gym import GymDataset, make_gym
 from hybridengine.rlhf.data.held_out import hold_out
-from hybridengine.rlhf.data.loader import PromptLoader
+from hybridengine.rlhf.data.loader import PromptLoader, digest_of
 from hybridengine.rlhf.data.responses import (
     EncodedPreference,
     EncodedResponse,
@@ -43,6 +43,7 @@ __all__ = [
     "Sample",
     "Tokens",
     "character_tokenizer",
+    "digest_of",
     "drop_groups",
     "encode_pairs",
     "encode_preferences",

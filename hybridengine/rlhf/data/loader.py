@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -16,8 +18,11 @@ class PromptLoader:
     numpy. A batch that the epoch cannot fill goes on with the next one: no sample is left out.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, shuffle: bool = True) -> None:
-        """Throws UsageError for sizes below 1 and a negative seed."""
+    def __init__(
+        self, num_samples: int, batch_size: int, seed: int, shuffle: bool = True, digest: str = ""
+    ) -> None:
+        """`digest` of the samples, by which a state of others is known. Throws UsageError for sizes
+        below 1 and a negative seed."""
         for name, value, least in (
             ("samples", num_samples, 1),
             ("samples of a batch", batch_size, 1),
@@ -26,7 +31,7 @@ class PromptLoader:
             if value < least:
                 raise UsageError(f"a loader of {value} {name}. Give {least} or more.")
         self._num_samples, self._batch_size = num_samples, batch_size
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._digest = seed, shuffle, digest
         self._drawn = 0
         self._order: tuple[int, numpy.ndarray[Any, Any]] | None = None
 
@@ -52,6 +57,7 @@ class PromptLoader:
             "num_samples": self._num_samples,
             "seed": self._seed,
             "shuffle": self._shuffle,
+            "digest": self._digest,
             "drawn": self._drawn,
         }
 
@@ -69,6 +75,12 @@ class PromptLoader:
                     f"the data order cannot be resumed: {name} was {state[name]} and is "
                     f"{own[name]}. Resume with the same data and seed, or start a new run."
                 )
+        if state["digest"] != self._digest:
+            raise UsageError(
+                f"the data order cannot be resumed: there are {self._num_samples} samples as "
+                "before, and they are not the same. Resume with the same data and tokenizer, or "
+                "start a new run."
+            )
         self._drawn = state["drawn"]
 
     def _epoch_order(self, epoch: int) -> numpy.ndarray[Any, Any]:
@@ -80,3 +92,11 @@ class PromptLoader:
                 order = numpy.argsort(bits.random_raw(self._num_samples), kind="stable")
             self._order = (epoch, order)
         return self._order[1]
+
+
+def digest_of(rows: Iterable[Sequence[int]]) -> str:
+    """Of the token ids of all samples, in their order."""
+    found = hashlib.sha256()
+    for ids in rows:
+        found.update(numpy.array([len(ids), *ids], dtype="<i8").tobytes())
+    return found.hexdigest()[:16]

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import PromptLoader
+from hybridengine.rlhf.data import PromptLoader, digest_of
 from hybridengine.rlhf.logging import Sinks, open_sinks
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.changes import flat
@@ -34,8 +34,11 @@ class Fit:
         self.record = Record()
         self.pairs = pairs
         self._size = config.data.train_batch_size
+        digest = digest_of(
+            ids for each in pairs.train for ids in (each.chosen_ids, each.rejected_ids)
+        )
         self._loader = PromptLoader(
-            len(pairs.train), self._size, config.seed, shuffle=config.data.shuffle
+            len(pairs.train), self._size, config.seed, config.data.shuffle, digest
         )
         keep = config.trainer.keep_checkpoints
         self._checkpoints = Checkpoints(folder, {"reward_model": group}, keep)

@@ -20,6 +20,7 @@ from hybridengine.rlhf.data import (
     EncodedResponse,
     PromptEncoder,
     PromptLoader,
+    digest_of,
     encode_pairs,
     open_data,
 )
@@ -60,7 +61,8 @@ class Offline:
         for row, group in enumerate(self._groups):
             self._members[group].append(row)
         self._size = data.train_batch_size
-        self._loader = PromptLoader(len(serials), self._size, config.seed, shuffle=data.shuffle)
+        digest = digest_of(each.ids for each in self._encoded)
+        self._loader = PromptLoader(len(serials), self._size, config.seed, data.shuffle, digest)
         self._all: Scored | None = None
 
     @property

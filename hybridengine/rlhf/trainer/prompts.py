@@ -10,7 +10,14 @@ import torch
 
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader, drop_groups, open_data
+from hybridengine.rlhf.data import (
+    Encoded,
+    PromptEncoder,
+    PromptLoader,
+    digest_of,
+    drop_groups,
+    open_data,
+)
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.preflight import check_ground_truth
 from hybridengine.rlhf.trainer.scored import Scored
@@ -38,7 +45,8 @@ class Prompts:
         check_answers(config, self.train)
         self._n = config.rollout.n
         self._size = data.train_batch_size
-        self._loader = PromptLoader(len(self.train), self._size, config.seed, shuffle=data.shuffle)
+        digest = digest_of(each.ids for each in self.train)
+        self._loader = PromptLoader(len(self.train), self._size, config.seed, data.shuffle, digest)
         self._short = ShortBatches(config.algorithm, self._size)
         self._serial = 0
         self._config = config
