@@ -59,6 +59,8 @@ _KEYS = {
     "--generate_max_len": "data.max_response_length",
     "output_dir": "run.dir",
     "+trainer.val_before_train": "trainer.eval_before",
+    "actor_rollout_ref.rollout.val_kwargs.n": "evaluation.n",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": "evaluation.temperature",
     "max_steps": "trainer.steps",
     "gradient_checkpointing": "actor.activation_checkpointing",
 }
@@ -77,7 +79,6 @@ def test_a_key_of_another_trainer_is_answered_with_ours(name, ours):
         ("trainer.nnodes", "Leave it out: trainer.ranks counts the ranks of all hosts"),
         ("actor.use_dynamic_bsz", "Leave it out: micro-batches always fill up to actor.max"),
         ("logging_steps", "Leave it out: every step is logged."),
-        ("rollout.val_kwargs.do_sample", "Leave it out: evaluations sample greedily."),
     ],
 )
 def test_a_key_without_counterpart_says_so(name, instead):

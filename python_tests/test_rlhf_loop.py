@@ -18,6 +18,7 @@ from hybridengine.rlhf.model_files import check_models, trained_types
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.clock import Clock
+from hybridengine.rlhf.trainer.evaluation import open_held_out
 from hybridengine.rlhf.trainer.loop import Loop
 from hybridengine.rlhf.trainer.preflight import check_attention
 from hybridengine.rlhf.trainer.run import with_steps
@@ -72,7 +73,10 @@ class _Run:
         self.roles = rlhf_local_roles.local_roles(context, config)
         steps = Steps(config, self.roles)
         checkpoints = Checkpoints(folder, self.roles.saved(config), config.trainer.keep_checkpoints)
-        self.loop = Loop(config, steps, self.source, checkpoints, began=time.monotonic())
+        held_out = open_held_out(config, self.source.encoder)
+        self.loop = Loop(
+            config, steps, self.source, checkpoints, held_out=held_out, began=time.monotonic()
+        )
         if self.roles.reference is not None:
             self.roles.reference.freeze()
         self._steps = steps

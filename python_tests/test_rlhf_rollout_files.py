@@ -19,7 +19,7 @@ from hybridengine.rlhf.data import drop_groups
 from hybridengine.rlhf.roles.rollout_file import RolloutFile
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.loop import eval_prompts
+from hybridengine.rlhf.trainer.evaluation import eval_prompts
 from hybridengine.rlhf.trainer.offline import Offline
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.step import Steps
@@ -66,7 +66,7 @@ def _sampled(tmp_path: Path, config: Config) -> None:
         for _ in range(2):
             scored, _ = source.rollouts(steps, Clock())
             source.baselines(steps, scored, Clock())
-            steps.respond(eval_prompts(source.eval), Clock(), {"greedy": True})
+            steps.respond(eval_prompts(source.train), Clock(), {"greedy": True})
         roles.reward.close()
 
 

@@ -15,7 +15,7 @@ from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.loop import eval_prompts
+from hybridengine.rlhf.trainer.evaluation import eval_prompts, open_held_out
 from hybridengine.rlhf.trainer.prompts import Prompts
 from hybridengine.rlhf.trainer.source import Source, open_source
 from hybridengine.rlhf.trainer.step import Steps
@@ -42,7 +42,7 @@ def _source(config: Any) -> Source:
 
 def _refused(config: Any) -> str:
     with pytest.raises(UsageError) as caught:
-        _source(config)
+        open_held_out(config, _source(config).encoder)
     return str(caught.value)
 
 

@@ -110,6 +110,30 @@ def _offline(config: Config) -> Iterator[str]:
         )
 
 
+def _evaluations(config: Config) -> Iterator[str]:
+    sets = {f"eval_sets.{name}": each for name, each in config.eval_sets.items()}
+    for key, each in {"evaluation": config.evaluation, **sets}.items():
+        if each.n > 1 and each.temperature == 0:
+            yield (
+                f"{key}.n is {each.n}, but with {key}.temperature 0 all responses to a prompt are "
+                f"the same. Set {key}.temperature above 0, or {key}.n=1."
+            )
+    for name, each in config.eval_sets.items():
+        if not each.files:
+            yield f"eval_sets.{name}.files is empty. Name its files, or leave the set out."
+        if not name or "/" in name or name == "reward":
+            yield (
+                f"eval_sets has the name {name!r}, of which no metric can be made. Use one without "
+                "a slash, and not reward."
+            )
+    for key, given in (("data.eval_files", config.data.eval_files), ("eval_sets", sets)):
+        if given and config.data.mode == "offline":
+            yield (
+                f"{key} is set, but with data.mode=offline nothing generates. Leave {key} out, or "
+                "use data.mode=online."
+            )
+
+
 def _lengths(config: Config) -> Iterator[str]:
     data, room = config.data, config.rollout.max_model_len
     total = data.max_prompt_length + data.max_response_length
@@ -274,7 +298,7 @@ def _lora(config: Config) -> Iterator[str]:
 
 _RULES = (
     *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers, _files),
-    *(_betas, _pools, _tensor_parallel, _device, _lora, _environments),
+    *(_betas, _pools, _tensor_parallel, _device, _lora, _environments, _evaluations),
     *ALGORITHM_RULES,
 )
 _PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas)

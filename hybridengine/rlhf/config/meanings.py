@@ -42,6 +42,13 @@ _KEYS: dict[str, tuple[str, ...]] = {
         *("max_response_len", "rollout.max_tokens"),
     ),
     "data.overlong_prompts": ("filter_overlong_prompts", "truncation"),
+    "evaluation.n": ("val_kwargs.n", "eval_n_samples_per_prompt"),
+    "evaluation.temperature": (
+        "val_kwargs.temperature",
+        "val_kwargs.do_sample",
+        "eval_temperature",
+    ),
+    "evaluation.top_p": ("val_kwargs.top_p",),
     "warmup.steps": ("sft_steps",),
     "actor.lr": ("learning_rate", "actor_learning_rate", "optim.lr"),
     "critic.lr": ("critic_learning_rate",),
@@ -78,7 +85,10 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "critic.path": ("critic_pretrain", "value_model_path", "critic.model.path"),
     "critic.warmup_steps": ("critic_warmup", "freezing_actor_steps"),
     "reference.path": ("ref_model_path", "ref_model", "ref_pretrain"),
-    "rollout.n": ("num_generations", "n_samples_per_prompt", "num_samples", "group_size"),
+    "rollout.n": (
+        *("actor_rollout_ref.rollout.n", "num_generations", "n_samples_per_prompt"),
+        *("num_samples", "group_size"),
+    ),
     "rollout.tp_size": (
         *("tensor_model_parallel_size", "tensor_parallel_size", "vllm_tensor_parallel_size"),
         "vllm_num_engines",
@@ -170,7 +180,6 @@ _ABSENT: dict[str, str] = {
     "pipeline_model_parallel_size": "layers are not spread over ranks in a pipeline",
     "logging_steps": "every step is logged",
     "balance_batch": "rows are always shared out by their tokens",
-    "val_kwargs": "evaluations sample greedily",
     "max_num_batched_tokens": "rollout.max_num_seqs bounds what an engine runs at a time",
     "enforce_eager": "the engine is eager",
     "load_format": "the reshard brings the weights",

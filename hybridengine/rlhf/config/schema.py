@@ -103,6 +103,28 @@ class Data(Section):
     )
 
 
+class EvalSampling(Section):
+    n: int = Field(1, ge=1, description="responses a prompt; pass@k is measured for k up to it")
+    temperature: float = Field(
+        0.0, ge=0, description="of them; 0: the likeliest response, of which there is one"
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample among the likeliest tokens that add up to it"
+    )
+
+
+class Evaluation(EvalSampling):
+    """How the held-out prompts of data are answered."""
+
+    pass_score: float = Field(1.0, description="score from which on a response passes (pass@k)")
+
+
+class EvalSet(EvalSampling):
+    """A set besides that one, with a name."""
+
+    files: list[str] = Field(description="as data.eval_files")
+
+
 class Reward(Section):
     functions: list[Literal["exact_match", "format", "gym", "length", "math"]] = Field(
         ["exact_match"], description="rewards, added up"
@@ -327,6 +349,12 @@ class Config(Section):
     run: Run = Field(Run(), description="where a run is kept")
     model: Model = Field(Model(), description="the model that learns")
     data: Data = Field(Data(), description="prompts")
+    evaluation: Evaluation = Field(
+        Evaluation(), description="how prompts are answered that nothing is trained on"
+    )
+    eval_sets: dict[str, EvalSet] = Field(
+        {}, description="more prompts to evaluate on than those of data, by name"
+    )
     warmup: Warmup = Field(Warmup(), description="supervised phase before the first step")
     actor: Actor = Field(Actor(), description="the policy, as it trains")
     critic: Critic = Field(Critic(), description="the value model (gae)")

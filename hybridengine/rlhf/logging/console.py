@@ -25,7 +25,8 @@ from hybridengine.rlhf.logging.screen import open_screen
 _HEADING_ROWS = 20  # of steps below a heading, so that a screen of 24 lines has one
 _REFRESH_PER_SECOND = 4
 _EVALUATION = "eval/"
-_FORMS = {"eval/accuracy": "{:.1%}", "eval/errors": "{:,.0f}"}
+_FORMS = {"accuracy": "{:.1%}", "errors": "{:,.0f}"}  # by the last part of the name
+_UNSAID = ("length", "truncated", "pass@1")  # of an evaluation; metrics.jsonl has them
 _ERRORS = "/errors"
 
 
@@ -81,12 +82,16 @@ class ConsoleLines:
 
     def _write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         facts = ", ".join(
-            f"{name.removeprefix(_EVALUATION)} {_FORMS.get(name, '{:.3f}').format(value)}"
+            f"{name.removeprefix(_EVALUATION)} {_FORMS.get(_leaf(name), '{:.3f}').format(value)}"
             for name, value in metrics.items()
-            if name.startswith(_EVALUATION) and _tells(name, value)
+            if name.startswith(_EVALUATION) and _leaf(name) not in _UNSAID and _tells(name, value)
         )
         when = f"after step {step}" if step else "before the first step"
         self._screen.print(f"evaluation {when}: {facts}", soft_wrap=True)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _tells(name: str, value: float) -> bool:

@@ -6,6 +6,7 @@ new needs a row here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,10 +22,8 @@ class Metric:
 
     def names(self, logged: str) -> bool:
         """Whether `logged` is the name of such a number."""
-        mine, theirs = self.name.split("/"), logged.split("/")
-        return len(mine) == len(theirs) and all(
-            part.startswith("<") or part == other for part, other in zip(mine, theirs, strict=True)
-        )
+        parts = re.split(r"<[^>]+>", self.name)
+        return re.fullmatch("[^/]+".join(map(re.escape, parts)), logged) is not None
 
 
 _WITH_CRITIC = "with a critic"
@@ -47,8 +46,15 @@ _REWARD = (
         "mean of another number that a reward returns, over the samples that it is returned for",
         "where the reward returns a dict",
     ),
-    Metric("eval/reward", "score", "mean score of the likeliest responses to the held-out prompts"),
-    Metric("eval/errors", "count", "of them that a reward failed on"),
+)
+# Of a held-out set: that without a name, and those of eval_sets.
+_EVALUATION = (
+    ("reward", "score", "mean score of the responses to held-out prompts; see `evaluation`"),
+    ("reward/<source>", "score", "the same of one `data_source`, where there are several"),
+    ("pass@<k>", "share", "chance that of k responses one passes: k = 1, 2, 4, ... up to n, and n"),
+    ("length", "tokens", "mean length of a response"),
+    ("truncated", "share", "responses that were cut at their largest length"),
+    ("errors", "count", "responses that a reward failed on"),
 )
 _ROLLOUT = (
     Metric("rollout/tokens", "tokens", "all responses together"),
@@ -162,6 +168,7 @@ def _of(role: str, rows: Iterable[tuple[str, str, str]]) -> tuple[Metric, ...]:
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Reward": _REWARD,
+    "Evaluation": _of("eval", _EVALUATION) + _of("eval/<set>", _EVALUATION),
     "Rollout": _ROLLOUT,
     "Actor": _ACTOR + _of("actor", _STEPS + _BATCH),
     "Critic": _CRITIC + _of("critic", _STEPS + _BATCH),

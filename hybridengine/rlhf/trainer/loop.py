@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hybridengine.rlhf.algorithms import KLController, kl_controller
-from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.data import Encoded
 from hybridengine.rlhf.logging import Sinks
 from hybridengine.rlhf.trainer.changes import flat
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints, say_if_it_fails
 from hybridengine.rlhf.trainer.clock import Clock
-from hybridengine.rlhf.trainer.prompts import as_prompts
+from hybridengine.rlhf.trainer.evaluation import HeldOut, evaluated
 from hybridengine.rlhf.trainer.record import Record
 from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.source import Source
@@ -23,10 +21,6 @@ from hybridengine.rlhf.trainer.step import Steps
 
 # Kept of a time limit for what comes after the last step: evaluation, checkpoint, picture.
 _CLOSING_S = 8.0
-# Serial numbers of evaluation prompts begin here, far from those of training.
-_EVAL_SERIAL = 1 << 40
-
-
 # Of the KL's controller: a field, and the key that it begins with.
 _KEY_OF = {
     "coef": "algorithm.kl_coef",
@@ -62,12 +56,14 @@ class Loop:
         source: Source,
         checkpoints: Checkpoints,
         *,
+        held_out: Sequence[HeldOut] = (),
         began: float,
     ) -> None:
-        """`began`: time.monotonic() at the start of the run, from which its time limit counts."""
+        """`held_out`: what evaluations are of. `began`: time.monotonic() at the start of the run,
+        from which its time limit counts."""
         self.config, self.record = config, Record()
         self._steps, self._source = steps, source
-        self._checkpoints, self._began = checkpoints, began
+        self._checkpoints, self.held_out, self._began = checkpoints, held_out, began
         self._kl = make_controller(config)
 
     @property
@@ -124,15 +120,11 @@ class Loop:
         self._checkpoints.save(self.step, state)
 
     def evaluate(self) -> dict[str, float]:
-        """The likeliest responses to the evaluation prompts; nothing where there are none."""
-        held_out = self._source.eval
-        if not held_out:
-            return {}
-        scored = self._steps.respond(eval_prompts(held_out), Clock(), {"greedy": True})
-        return {
-            "eval/reward": sum(scored.task_scores) / len(scored.task_scores),
-            "eval/errors": float(scored.errors),
-        }
+        """Of the sets that are held out; nothing where there are none."""
+        found: dict[str, float] = {}
+        for each in self.held_out:
+            found |= evaluated(self._steps, each)
+        return found
 
     def _evaluate_last(self, sinks: Sinks) -> None:
         """Where a time limit ended the run behind a step that was not."""
@@ -196,11 +188,6 @@ def resumed_controller(
     changed = {name: now[key] for name, key in _KEY_OF.items() if now[key] != then[key]}
     kept = {name: changed.get(name, value) for name, value in saved.items()}
     return kl_controller.get(config.algorithm.kl.controller)(**kept)
-
-
-def eval_prompts(held_out: Sequence[Encoded]) -> Batch:
-    serials = range(_EVAL_SERIAL, _EVAL_SERIAL + len(held_out))
-    return as_prompts(held_out, serials, 1)
 
 
 def _is_due(interval: int, step: int) -> bool:

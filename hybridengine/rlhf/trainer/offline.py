@@ -39,7 +39,6 @@ class Offline:
     """The responses of the training files. Rows with the same prompt are a group."""
 
     train: Sequence[Encoded] = ()  # there is nothing that generates
-    eval: Sequence[Encoded] = ()
 
     def __init__(self, config: Config, tokenizer: Any) -> None:
         """Throws UsageError on data that is missing, malformed or empty after the filters, or that

@@ -27,7 +27,7 @@ from hybridengine.rlhf.trainer.warmup import check_answers
 
 
 class Prompts:
-    """Training prompts without end, and the prompts of the evaluation.
+    """Training prompts without end.
 
     Each prompt drawn gets a *serial* number, the same for a seed however many ranks there are; its
     n responses are the samples n * serial to n * serial + n - 1, which decide their random numbers.
@@ -39,9 +39,7 @@ class Prompts:
         data = config.data
         self.encoder = PromptEncoder.of(tokenizer, data)
         self.train, self.counts = self.encoder.encode(open_data(config, "train"))
-        held_out = open_data(config, "eval")
-        self.eval = self.encoder.encode(held_out)[0] if held_out else []
-        check_ground_truth(config.reward, [*self.train, *self.eval])
+        check_ground_truth(config.reward, self.train)
         check_answers(config, self.train)
         self._n = config.rollout.n
         self._size = data.train_batch_size

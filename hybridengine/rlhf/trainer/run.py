@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from hybridengine.rlhf import rewards
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.data import Encoded
 from hybridengine.rlhf.logging import busy, open_screen, open_sinks
 from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.roles.rollout_file import rollouts_folder
@@ -19,10 +19,11 @@ from hybridengine.rlhf.trainer import artifacts, report
 from hybridengine.rlhf.trainer.changes import check_unchanged, words_of_changes
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints
 from hybridengine.rlhf.trainer.clock import Clock
+from hybridengine.rlhf.trainer.evaluation import HeldOut, eval_prompts, open_held_out
 from hybridengine.rlhf.trainer.export import export
 from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.folder import RunFolder
-from hybridengine.rlhf.trainer.loop import Loop, eval_prompts
+from hybridengine.rlhf.trainer.loop import Loop
 from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, saved_roles, start_roles
 from hybridengine.rlhf.trainer.preflight import check_attention, check_cuts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
@@ -56,6 +57,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
         check_attention(config)
         check_cuts(config)
         source = open_source(config, tokenizer)
+        held_out = open_held_out(config, source.encoder)
         config = folder.named(with_steps(config, source.steps_per_epoch))
         if config.run.resume:
             check_steps_left(config, folder.path, exports=config.trainer.save_hf)
@@ -70,7 +72,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
             with busy(console, "starting the roles"):
                 roles = start_roles(cluster, config)
             with folder.standing(config, command):
-                _train(config, roles, source, folder.path, console, began)
+                _train(config, roles, source, held_out, folder.path, console, began)
     return 0
 
 
@@ -78,13 +80,14 @@ def _train(
     config: Config,
     roles: Roles,
     source: Source,
+    held_out: Sequence[HeldOut],
     folder: Path,
     console: Console,
     began: float,
 ) -> None:
     steps = Steps(config, roles)
     checkpoints = Checkpoints(folder, roles.saved(config), config.trainer.keep_checkpoints)
-    loop = Loop(config, steps, source, checkpoints, began=began)
+    loop = Loop(config, steps, source, checkpoints, held_out=held_out, began=began)
     with busy(console, "warming up"):
         _prepare(config, steps, source, loop, console)
     sinks = open_sinks(config, folder, loop.record.step)
@@ -92,7 +95,7 @@ def _train(
         ending = loop.run(sinks)
     finally:
         sinks.close()
-    samples = _samples(steps, source, loop.record.before)
+    samples = _samples(steps, source, loop)
     summary = _finish(config, roles, loop, folder, samples)
     report.conclude(console, summary, samples, folder, str(ending))
 
@@ -139,18 +142,19 @@ def _prepare(config: Config, steps: Steps, source: Source, loop: Loop, console: 
     if config.run.resume:
         source.resume_files(rollouts_folder(config))
     else:
-        shown = _shown(source)
+        shown = _shown(source, loop)
         answers = steps.texts(eval_prompts(shown))
         loop.record.before = {e.text: answer for e, answer in zip(shown, answers, strict=True)}
 
 
-def _shown(source: Source) -> list[Any]:
-    return list((source.eval or source.train)[:_NUM_SAMPLES])
+def _shown(source: Source, loop: Loop) -> list[Encoded]:
+    return list((loop.held_out[0].prompts if loop.held_out else source.train)[:_NUM_SAMPLES])
 
 
-def _samples(steps: Steps, source: Source, before: dict[str, str]) -> list[artifacts.Sample]:
+def _samples(steps: Steps, source: Source, loop: Loop) -> list[artifacts.Sample]:
     """Prompts of which the answer before the first step is known."""
-    shown = [each for each in _shown(source) if each.text in before]
+    before = loop.record.before
+    shown = [each for each in _shown(source, loop) if each.text in before]
     after = steps.texts(eval_prompts(shown)) if shown else []
     return [
         artifacts.Sample(each.text, str(each.sample.ground_truth), before[each.text], answer)

@@ -36,10 +36,6 @@ class Source(Protocol):
     def train(self) -> Sequence[Encoded]:
         """The prompts to generate from; none where nothing is generated."""
 
-    @property
-    def eval(self) -> Sequence[Encoded]:
-        """The prompts of evaluations; none without them."""
-
     def begin(self, steps: Steps) -> None:
         """Once in a run, with the weights that its first step starts from: before a checkpoint is
         loaded."""
