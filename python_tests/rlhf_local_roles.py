@@ -36,14 +36,14 @@ class _Values(dict):  # type: ignore[type-arg]
 
 class LocalGroup:
     def __init__(self, role: Any, pool: Any) -> None:
-        self.role, self.pool = role, pool
+        self.role, self.pool, self.num_places = role, pool, 1
         self._methods = dispatched_methods(type(role))
 
     def __getattr__(self, name: str) -> Any:
         dispatch = self._methods[name]
 
         def call(*args: Any) -> Any:
-            if dispatch.mode == "by_rank":
+            if dispatch.mode == "by_place":
                 assert len(args[0]) == 1
                 args = (args[0][0], *args[1:])
             result = getattr(self.role, name)(*_with_values(args, _Values()))
@@ -82,7 +82,7 @@ def one_rank(tmp_path: Any) -> Iterator[RankContext]:
 
 def local_roles(context: RankContext, config: Config) -> Roles:
     cluster = SimpleNamespace(put=lambda value: Reference(_Held(value)))
-    pool = SimpleNamespace(num_ranks=1, cluster=cluster)
+    pool = SimpleNamespace(cluster=cluster)
     groups = {}
     for name in roles_of(config):
         context.roles[name] = _class(name)(context, config)

@@ -76,7 +76,7 @@ class Worker(Role):
     def echo(self, value: Any, *, times: int = 1) -> Any:
         return [value] * times
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def scale(self, number: float, factor: float) -> float:
         return number * factor
 
@@ -104,7 +104,7 @@ class Worker(Role):
     def forget_summary(self) -> torch.Tensor:
         return torch.zeros(1)
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def ids(self, batch: Batch) -> tuple[list[int], list[float], list[bool], list[str]]:
         return (
             batch["ids"].tolist(),
@@ -154,6 +154,28 @@ class Worker(Role):
 
     def hidden(self) -> None:
         """Not decorated."""
+
+
+class Paired(Role):
+    """Two ranks that share a place."""
+
+    @classmethod
+    def place_size(cls, config: Any) -> int:
+        return 2
+
+    @dispatch()
+    def whereabouts(self) -> tuple[int, int, int, int, int]:
+        context = self.context
+        inside, across = context.place_comm, context.data_comm
+        return context.place, context.num_places, inside.rank, inside.world, across.world
+
+    @dispatch("by_place")
+    def first_id(self, batch: Batch) -> tuple[int, int]:
+        return self.context.rank, int(batch["ids"][0])
+
+    @dispatch("by_place", returns="reference")
+    def doubled(self, batch: Batch) -> tuple[Batch, int]:
+        return batch.with_tokens(ids=2 * batch["ids"]), self.context.rank
 
 
 class Reader(Role):

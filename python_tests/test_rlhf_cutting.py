@@ -55,15 +55,15 @@ def test_what_moves_does_not_grow_with_the_ranks(ranks: int) -> None:
     lengths = batch.lengths.tolist()
     made, store = spread_groups(groups, lengths, ranks), _Store()
     rows = Rows.of([store.put(batch.select(part)) for part in made], made)
-    cut = partition(groups, lengths, num_ranks=ranks, mini_batch_groups=32, seed=1)
-    whole = [rows.picks(part) for part in cut.ranks]
+    cut = partition(groups, lengths, num_places=ranks, mini_batch_groups=32, seed=1)
+    whole = [rows.picks(part) for part in cut.places]
     parts = with_parts(whole, store.cut)
-    own = [sum(lengths[row] for row in part) for part in cut.ranks]
+    own = [sum(lengths[row] for row in part) for part in cut.places]
     assert [_fetched(part) for part in parts] == own  # in all: the batch
     # Whole pieces would have been some ranks times the batch.
     assert sum(map(_fetched, whole)) > min(ranks, 20) / 2 * sum(own)
     assert len(store.cuts) == ranks and sum(store.cuts) <= min(len(lengths), ranks * ranks)
-    for part, expected in zip(parts, cut.ranks, strict=True):
+    for part, expected in zip(parts, cut.places, strict=True):
         found = _with_values(part, _Values())
         assert found["row"].tolist() == expected
         assert torch.equal(found["ids"], batch.select(expected)["ids"])

@@ -87,8 +87,7 @@ def test_fewer_pairs_than_a_batch_are_refused_with_the_key(tmp_path: Path) -> No
 class _Group:
     """Scores by the length of the first row: what each batch holds is seen in the means."""
 
-    class pool:
-        num_ranks = 1
+    num_places = 1
 
     def evaluate(self, parts: list[Any]) -> list[dict[str, float]]:
         ((chosen, _),) = parts

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.python
 )
 def test_rows_are_cut_once(rows: list[tuple[int, int]], mini: int, ranks: int, seed: int) -> None:
     groups, lengths = [g for g, _ in rows], [n for _, n in rows]
-    found = partition(groups, lengths, num_ranks=ranks, mini_batch_groups=mini, seed=seed)
-    assert sorted(row for part in found.ranks for row in part) == list(range(len(rows)))
+    found = partition(groups, lengths, num_places=ranks, mini_batch_groups=mini, seed=seed)
+    assert sorted(row for part in found.places for row in part) == list(range(len(rows)))
     for group in set(groups):
         of_group = [row for row in range(len(rows)) if groups[row] == group]
         assert len({found.mini_batch[row] for row in of_group}) == 1
@@ -32,7 +32,7 @@ def test_rows_are_cut_once(rows: list[tuple[int, int]], mini: int, ranks: int, s
     for number in range(found.num_mini_batches):
         inside = {groups[row] for row in range(len(rows)) if found.mini_batch[row] == number}
         assert 1 <= len(inside) <= mini
-    alone = partition(groups, lengths, num_ranks=1, mini_batch_groups=mini, seed=seed)
+    alone = partition(groups, lengths, num_places=1, mini_batch_groups=mini, seed=seed)
     assert (alone.mini_batch, alone.group) == (found.mini_batch, found.group)
 
 
@@ -44,11 +44,11 @@ def test_no_rank_is_idle_in_a_mini_batch(prompts: int, ranks: int, n: int) -> No
     source = random.Random(0)
     groups = [group for group in range(prompts * 4) for _ in range(n)]
     lengths = [source.randint(100, 4000) for _ in groups]
-    found = partition(groups, lengths, num_ranks=ranks, mini_batch_groups=prompts, seed=0)
+    found = partition(groups, lengths, num_places=ranks, mini_batch_groups=prompts, seed=0)
     for number in range(found.num_mini_batches):
         work = [
             sum(lengths[row] for row in rows if found.mini_batch[row] == number)
-            for rows in found.ranks
+            for rows in found.places
         ]
         assert min(work) > 0
         if n * prompts >= 8 * ranks:
@@ -57,14 +57,14 @@ def test_no_rank_is_idle_in_a_mini_batch(prompts: int, ranks: int, n: int) -> No
 
 def test_ranks_get_about_the_same_work() -> None:
     lengths = [100, 1, 1, 98, 50, 50, 49, 51]
-    found = partition(range(8), lengths, num_ranks=2, mini_batch_groups=4, seed=0)
-    totals = [sum(lengths[row] for row in part) for part in found.ranks]
+    found = partition(range(8), lengths, num_places=2, mini_batch_groups=4, seed=0)
+    totals = [sum(lengths[row] for row in part) for part in found.places]
     assert max(totals) - min(totals) <= 4
 
 
 def test_another_seed_is_another_order() -> None:
     orders = [
-        partition(range(16), [1] * 16, num_ranks=2, mini_batch_groups=4, seed=seed).mini_batch
+        partition(range(16), [1] * 16, num_places=2, mini_batch_groups=4, seed=seed).mini_batch
         for seed in (0, 0, 1)
     ]
     assert orders[0] == orders[1] != orders[2]

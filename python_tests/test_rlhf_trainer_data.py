@@ -150,8 +150,7 @@ def test_a_warm_up_takes_no_cut_answer_for_a_whole_one(tmp_path: Path) -> None:
         seen.extend(parts)
         return [{"loss": 0.0}]
 
-    pool = SimpleNamespace(num_ranks=1)
-    actor: Any = SimpleNamespace(pool=pool, supervise=supervise, end_warm_up=lambda: None)
+    actor: Any = SimpleNamespace(num_places=1, supervise=supervise, end_warm_up=lambda: None)
     source = Prompts(config, open_tokenizer(config))
     warm_up(config, actor, source.encoder, source.train)
     ends = sorted(ids.tolist()[-2:] for ids in seen[0]["ids"].split(seen[0].lengths.tolist()))

@@ -25,9 +25,9 @@ class CriticRole(TrainedRole):
         self.hold("value", critic.path)
         self._passes = self.make_passes()
         self.optimizer = self.make_optimizer(critic.lr, total_updates(config, critic.ppo_epochs))
-        self._update = ValueUpdate(self._passes, self.optimizer, config, context.comm)
+        self._update = ValueUpdate(self._passes, self.optimizer, config, context.data_comm)
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def values(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """The columns values and last_values."""
         began = time.perf_counter()
@@ -36,7 +36,7 @@ class CriticRole(TrainedRole):
         columns = Batch(batch.lengths, {"values": values}, {"last_values": last_values})
         return columns, {"seconds": time.perf_counter() - began}
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def update(self, batch: Batch) -> dict[str, float]:
         """The optimizer steps of one step of training; means over all ranks."""
         began = time.perf_counter()
@@ -45,12 +45,15 @@ class CriticRole(TrainedRole):
 
 class RewardModelRole(Role):
     """Scores responses with a sequence-classification model, which does not train: FSDP2 shards
-    over all ranks, or with `reward_model.tp_size` groups of ranks that share its layers."""
+    over all ranks, or with `reward_model.tp_size` places of ranks that share its layers."""
+
+    @classmethod
+    def place_size(cls, config: Config) -> int:
+        return config.reward_model.tp_size
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
         model = config.reward_model
-        self._leads = context.rank % model.tp_size == 0  # the others repeat what it does
         sharding = Sharding(
             strategy=model.strategy,
             dtype=model.dtype,
@@ -59,8 +62,8 @@ class RewardModelRole(Role):
             sequence_packing=config.actor.sequence_packing,
         )
         self._scorer: Passes | SplitScorer
-        if model.tp_size > 1:
-            comm = context.split(model.tp_size, "reward_model")
+        if context.place_size > 1:
+            comm = context.place_comm
             self._scorer = SplitScorer(config, comm, sharding.max_tokens_per_gpu)
             follow(self._scorer.module, context)
         else:
@@ -69,14 +72,11 @@ class RewardModelRole(Role):
             )
             self._scorer = Passes(module, sharding, comm=context.comm)
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def score(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
-        """The column model_scores: of prompt and response, with the policy's tokens. Ranks that
-        share layers get the same rows, and only the first of them hands scores on."""
+        """The column model_scores: of prompt and response, with the policy's tokens."""
         began = time.perf_counter()
         columns = Batch(batch.lengths, {}, {"model_scores": self._scorer.scores(batch)})
-        if not self._leads:
-            columns = columns.select([])
         return columns, {"seconds": time.perf_counter() - began}
 
 
@@ -87,13 +87,13 @@ class RewardTrainRole(TrainedRole):
         super().__init__(context, config, config.critic)
         self.hold("classifier")
         self.optimizer = self.make_optimizer(config.critic.lr, config.trainer.steps)
-        self._update = PairUpdate(self.make_passes(), self.optimizer, context.comm)
+        self._update = PairUpdate(self.make_passes(), self.optimizer, context.data_comm)
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def update(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:
         """One optimizer step on chosen and rejected rows; means over all ranks."""
         return self._update.update(*pairs)
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def evaluate(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:
         return self._update.evaluate(*pairs)

@@ -34,12 +34,12 @@ class ActorRole(TrainedRole):
         self.passes = self.make_passes(config.rollout.temperature)
         updates = total_updates(config, actor.ppo_epochs, config.critic.warmup_steps)
         self.optimizer = self.make_optimizer(actor.lr, updates)
-        self._update = PolicyUpdate(self.passes, self.optimizer, config, context.comm)
+        self._update = PolicyUpdate(self.passes, self.optimizer, config, context.data_comm)
         self._merged = merged_tensors(self.module) if actor.lora.enable else None
         self._transfer: Transfer | None = None
         self._supervised: SupervisedUpdate | None = None
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def supervise(self, batch: Batch) -> dict[str, float]:
         """One optimizer step of the warm-up on this rank's rows (ids, mask)."""
         if self._supervised is None:
@@ -56,7 +56,7 @@ class ActorRole(TrainedRole):
         self._supervised = None
         fold_adapters(self.module)
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def prepare(self, shard: tuple[Batch, dict[str, list[Any]]]) -> tuple[Batch, dict[str, Any]]:
         """Rows and columns for them (mini_batch, group, baselines): the rows with these and
         old_log_probs; where adapters train and the KL is measured ref_log_probs too, without the
@@ -73,7 +73,7 @@ class ActorRole(TrainedRole):
                 batch = batch.with_tokens(ref_log_probs=self.passes.log_probs(batch))
         return batch, {"seconds": time.perf_counter() - began}
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def advantages(
         self, shard: tuple[Batch, ...], kl_coef: float, num_groups: int
     ) -> tuple[Batch, dict[str, Any]]:
@@ -86,13 +86,13 @@ class ActorRole(TrainedRole):
             self.config.algorithm,
             kl_coef=kl_coef,
             num_groups=num_groups,
-            all_reduce=sum_over(self.context.comm),
+            all_reduce=sum_over(self.context.data_comm),
         )
         batch = batch.merged(columns)
-        means |= mismatch(batch, self.context.comm)
+        means |= mismatch(batch, self.context.data_comm)
         return batch, {"seconds": time.perf_counter() - began, "means": means}
 
-    @dispatch("by_rank")
+    @dispatch("by_place")
     def update(self, batch: Batch, kl_coef: float) -> dict[str, float]:
         """The optimizer steps of one step of training; means over all ranks."""
         began = time.perf_counter()
@@ -166,7 +166,7 @@ class ReferenceRole(Role):
     def restore(self, folder: str) -> None:
         load_state(folder, self.module)
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """The column ref_log_probs."""
         began = time.perf_counter()

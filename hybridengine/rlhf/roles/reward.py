@@ -27,7 +27,7 @@ class RewardRole(Role):
         self._processes = RewardProcesses(config.reward)
         self._kept = open_rollout_file(context, config) if config.trainer.save_rollouts else None
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def score(
         self, shard: tuple[Batch, Batch | None], keep: bool = False
     ) -> tuple[Batch, dict[str, Any]]:

@@ -21,14 +21,17 @@ from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
 class RolloutRole(Role):
-    """One engine for every `rollout.tp_size` ranks. Its weights come from the actor; until the
-    first sync() it has none."""
+    """One engine for every place of `rollout.tp_size` ranks. Its weights come from the actor; until
+    the first sync() it has none."""
+
+    @classmethod
+    def place_size(cls, config: Config) -> int:
+        return config.rollout.tp_size
 
     def __init__(self, context: RankContext, config: Config) -> None:
         super().__init__(context, config)
         self.tokenizer = open_tokenizer(config)
         rollout = config.rollout
-        self._leads = context.rank % rollout.tp_size == 0  # the others repeat what it does
         model, self._spec = self._build_model()
         follow(model, context)
         self._engine = Engine(
@@ -89,12 +92,11 @@ class RolloutRole(Role):
             "offloaded": float(offloaded),
         }
 
-    @dispatch("by_rank", returns="reference")
+    @dispatch("by_place", returns="reference")
     def generate(
         self, prompts: Batch, options: dict[str, Any] | None = None, texts: bool = False
     ) -> tuple[Batch, dict[str, Any]]:
-        """Responses to `prompts`: ids, and by row sample_id, group, with whatever objects. The
-        ranks of a tp group get the same prompts; only the first of them hands rows on.
+        """Responses to `prompts`: ids, and by row sample_id, group, with whatever objects.
 
         `options` replace those of SamplingParams that the config gives. With `texts` the responses
         come back to the controller too.
@@ -109,8 +111,6 @@ class RolloutRole(Role):
         if memory_share(self.context.device) > self.config.rollout.reshard_threshold:
             self._engine.free()
         batch = self._as_batch(prompts, found)
-        if not self._leads:
-            batch = batch.select([])
         summary = {
             "seconds": time.perf_counter() - began,
             "lengths": batch.lengths.tolist(),
@@ -134,11 +134,11 @@ class RolloutRole(Role):
         rollout = self.config.rollout
         module = empty_model(self.config.model, "policy", dtype=getattr(torch, rollout.dtype))
         spec = spec_of(module, self.config.actor)
-        if rollout.tp_size == 1:
+        if self.context.place_size == 1:
             return hollow(module), spec
         from hybridengine.rlhf.generation.tensor_parallel import shard_model
 
-        comm = self.context.split(rollout.tp_size, "rollout")
+        comm = self.context.place_comm
         return shard_model(module.config, comm.rank, comm.world, comm), spec
 
     def _params(self, options: dict[str, Any]) -> SamplingParams:

@@ -99,7 +99,7 @@ class Fit:
     def _one_step(self) -> dict[str, float]:
         began = time.perf_counter()
         chosen = [self.pairs.train[index] for index in self._loader.next_batch()]
-        found = self.group.update(shards(chosen, self.group.pool.num_ranks))[0]
+        found = self.group.update(shards(chosen, self.group.num_places))[0]
         metrics = {f"reward_model/{name}": value for name, value in found.items()}
         return {**metrics, "time/step": time.perf_counter() - began}
 

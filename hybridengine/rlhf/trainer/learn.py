@@ -44,22 +44,22 @@ class Learner:
         cut = partition(
             scored.groups,
             scored.lengths,
-            num_ranks=roles.actor.pool.num_ranks,
+            num_places=roles.actor.num_places,
             mini_batch_groups=self._config.actor.ppo_mini_batch_size,
             seed=self._config.seed * _SEED_STRIDE + step,
         )
         columns: dict[str, list[Any]] = {"mini_batch": cut.mini_batch, "group": cut.group}
         if baselines is not None:
             columns["baselines"] = baselines
-        shares = self._critic_parts(cut.ranks, scored.lengths)
+        shares = self._critic_parts(cut.places, scored.lengths)
         sent = Sent()
-        known = self._measured(sent, scored, cut.ranks, shares, columns)
+        known = self._measured(sent, scored, cut.places, shares, columns)
         by_loss = algorithm.kl.where == "loss"
         coef = 0.0 if by_loss else kl.coef
         pending = roles.actor.advantages.remote(known, coef, cut.num_groups)
         pieces = sent.references("advantages", pending)
         if roles.critic is not None:
-            handed = handed_over(pieces, cut.ranks, shares)
+            handed = handed_over(pieces, cut.places, shares)
             sent.update("critic", roles.critic.update.remote(handed))
         if train_actor:
             sent.update("actor", roles.actor.update.remote(pieces, kl.coef if by_loss else 0.0))
@@ -73,7 +73,7 @@ class Learner:
         shares: list[list[int]],
         columns: dict[str, list[Any]],
     ) -> list[Any]:
-        """By rank of the actor, what advantages() takes: rows with old log-probs, and columns of
+        """By place of the actor, what advantages() takes: rows with old log-probs, and columns of
         the reference and the critic."""
         roles = self._roles
         shards = [
@@ -91,11 +91,11 @@ class Learner:
         return list(zip(*known, strict=True))
 
     def _critic_parts(self, parts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """The rows of the critic's ranks: the actor's parts where they are the same ranks."""
+        """The rows of the critic's places: the actor's parts where they are the same ranks."""
         critic = self._roles.critic
         if critic is None or critic.pool is self._roles.actor.pool:
             return parts
-        return spread(lengths, critic.pool.num_ranks)
+        return spread(lengths, critic.num_places)
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Offline:
             places = Rows.of([reference], [list(range(len(rows)))])
             lengths = batch.lengths.tolist()
             found = steps.score(places, lengths, Clock())
-            parts = spread(lengths, steps.roles.actor.pool.num_ranks)
+            parts = spread(lengths, steps.roles.actor.num_places)
             measured = steps.roles.actor.prepare(
                 [(found["rows"].picks(part), {}) for part in parts]
             )

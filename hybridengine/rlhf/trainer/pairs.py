@@ -75,21 +75,21 @@ def measured(
     sums = {"loss": 0.0, "accuracy": 0.0}
     for start in range(0, len(held_out), size):
         some = held_out[start : start + size]
-        found = group.evaluate(shards(some, group.pool.num_ranks))[0]
+        found = group.evaluate(shards(some, group.num_places))[0]
         for name in sums:
             sums[name] += found[name] * len(some)
     return {f"eval/{name}": value / len(held_out) for name, value in sums.items() if held_out}
 
 
-def shards(pairs: Sequence[EncodedPreference], ranks: int) -> list[tuple[Batch, Batch]]:
-    """By rank, the chosen and the rejected rows."""
+def shards(pairs: Sequence[EncodedPreference], places: int) -> list[tuple[Batch, Batch]]:
+    """By place, the chosen and the rejected rows."""
     lengths = [len(pair.chosen_ids) + len(pair.rejected_ids) for pair in pairs]
     return [
         (
             _rows([pairs[index].chosen_ids for index in part]),
             _rows([pairs[index].rejected_ids for index in part]),
         )
-        for part in spread(lengths, ranks)
+        for part in spread(lengths, places)
     ]
 
 

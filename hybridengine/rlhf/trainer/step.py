@@ -50,7 +50,7 @@ class Steps:
         `keep`: they are what the run trains on, which trainer.save_rollouts writes."""
         rows, pieces = self._generate(prompts, clock, options)
         lengths = _by_row(pieces, rows, "lengths")
-        hosts = _hosts_of(rows, self._scorers)
+        hosts = _hosts_of(rows, self.roles.reward.num_places)
         scored = self.score(Rows.of(pieces, rows), lengths, clock, hosts, keep=keep)
         return Scored(
             lengths=lengths,
@@ -75,17 +75,16 @@ class Steps:
         keep: bool = False,
     ) -> dict[str, Any]:
         """Fields of Scored for `rows`: those with scores, and the scores. `parts` says which rows
-        go to which rank of the reward's pool. Throws UsageError where rewards failed for all."""
-        parts = spread(lengths, self._scorers) if parts is None else parts
+        go to which place of the reward's. Throws UsageError where rewards failed for all."""
+        parts = spread(lengths, self.roles.reward.num_places) if parts is None else parts
         shards: list[Any] = [rows.picks(part) for part in parts]
         judged: list[Any] = [None] * len(parts)
         model = self.roles.reward_model
         if model is not None:
-            tp = self.config.reward_model.tp_size
-            shares, handed = _shared_parts(spread(lengths, model.pool.num_ranks // tp), tp)
+            shares = spread(lengths, model.num_places)
             found = model.score([rows.picks(share) for share in shares])
             clock.busy("reward", _seconds(found))
-            columns = Rows.of(found, handed)
+            columns = Rows.of(found, shares)
             judged = [columns.picks(part) for part in parts]
         pieces = self.roles.reward.score(list(zip(shards, judged, strict=True)), keep)
         clock.busy("reward", _seconds(pieces))
@@ -129,22 +128,17 @@ class Steps:
             "reshard/offloaded": max(each["offloaded"] for each in found),
         }
 
-    @property
-    def _scorers(self) -> int:
-        return self.roles.reward.pool.num_ranks
-
     def _generate(
         self, prompts: Batch, clock: Clock, options: dict[str, Any] | None, texts: bool = False
     ) -> tuple[list[list[int]], list[Reference]]:
-        """By rank of the rollout, the numbers of its rows, and the rows."""
-        rollout, tp = self.roles.rollout, self.config.rollout.tp_size
+        """By place of the rollout, the numbers of its rows, and the rows."""
+        rollout = self.roles.rollout
         assert rollout is not None
-        engines = rollout.pool.num_ranks // tp
         groups, lengths = prompts["group"].tolist(), prompts.lengths.tolist()
-        parts, handed = _shared_parts(spread_groups(groups, lengths, engines), tp)
+        parts = spread_groups(groups, lengths, rollout.num_places)
         pieces = rollout.generate([prompts.select(part) for part in parts], options, texts)
         clock.busy("rollout", _seconds(pieces))
-        return handed, pieces
+        return parts, pieces
 
 
 def _refuse_nothing_but_errors(errors: Sequence[str], rows: int) -> None:
@@ -157,16 +151,9 @@ def _refuse_nothing_but_errors(errors: Sequence[str], rows: int) -> None:
         )
 
 
-def _shared_parts(parts: list[list[int]], tp: int) -> tuple[list[list[int]], list[list[int]]]:
-    """By rank, the rows that it computes and those that it hands on: ranks that share a model
-    compute the same part, and the first of them hands on."""
-    computed = [part for part in parts for _ in range(tp)]
-    return computed, [rows if rank % tp == 0 else [] for rank, rows in enumerate(computed)]
-
-
-def _hosts_of(rows: list[list[int]], ranks: int) -> list[list[int]] | None:
-    """Rows are scored where they were made, if as many ranks score as generated."""
-    return rows if len(rows) == ranks and all(rows) else None
+def _hosts_of(rows: list[list[int]], places: int) -> list[list[int]] | None:
+    """Rows are scored where they were made, if as many places score as generated."""
+    return rows if len(rows) == places and all(rows) else None
 
 
 def _seconds(pieces: Sequence[Reference]) -> list[float]:

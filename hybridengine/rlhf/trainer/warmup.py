@@ -30,7 +30,7 @@ def warm_up(
                 [answers[index] for index in chosen], [_is_cut(train[index]) for index in chosen]
             ),
         )
-        parts = spread(rows.lengths.tolist(), actor.pool.num_ranks)
+        parts = spread(rows.lengths.tolist(), actor.num_places)
         loss = actor.supervise([rows.select(part) for part in parts])[0]["loss"]
     actor.end_warm_up()
     return loss

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Pending:
-    """A call that was sent to all ranks."""
+    """A call that was sent to all ranks. `values`: Ray's references to what those that answer keep,
+    by their rank."""
 
-    def __init__(self, call: Call, dispatch: Dispatch, values: list[Any]) -> None:
+    def __init__(self, call: Call, dispatch: Dispatch, values: dict[int, Any]) -> None:
         self._call, self._dispatch, self._values = call, dispatch, values
         self._results: list[Any] | None = None
 
@@ -31,18 +32,19 @@ class Pending:
 
     @property
     def references(self) -> list[Reference]:
-        """What a method that returns by reference will have returned, by rank, without summaries:
+        """What a method that returns by reference will have returned, without summaries:
         to be passed on to the next call before this one has ended. result() of this one comes
         first then, so that a failure is seen where it was."""
         pool = self._call.pool.name
-        return [Reference(value, None, rank, pool) for rank, value in enumerate(self._values)]
+        return [Reference(value, None, rank, pool) for rank, value in self._values.items()]
 
     def result(self) -> Any:
         """What the call gives back, as `dispatch(collect=...)` says. Blocks until every rank has
         returned, also where the result of one is asked for. Throws UsageError that a rank raised,
         WorkerError on any other failure of any rank of the cluster; all pools are ended then."""
         if self._results is None:
-            self._results = wait_for(self._call)
+            found = wait_for(self._call)
+            self._results = [found[rank] for rank in self._values]
             if self._dispatch.returns == "reference":
                 self._results = [
                     replace(reference, summary=summary)
@@ -59,6 +61,7 @@ class GroupMethod:
     role: str
     name: str
     dispatch: Dispatch
+    place_size: int
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.remote(*args, **kwargs).result()
@@ -79,7 +82,9 @@ class GroupMethod:
             refs=[answer for answer, _ in sent],
             timeout_s=self.pool.cluster.config.timeout_s,
         )
-        return Pending(call, self.dispatch, [value for _, value in sent])
+        by_place = self.dispatch.mode == "by_place"
+        answering = range(0, self.pool.num_ranks, self.place_size if by_place else 1)
+        return Pending(call, self.dispatch, {rank: sent[rank][1] for rank in answering})
 
     def _send(self, process: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Refs of the answer, and of the value where it stays there."""
@@ -91,27 +96,30 @@ class GroupMethod:
 
     def _arguments(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The arguments of each rank."""
-        world = self.pool.num_ranks
         if self.dispatch.mode == "one_to_all":
-            return [args] * world
+            return [args] * self.pool.num_ranks
+        places = self.pool.num_ranks // self.place_size
         parts = args[0] if args else None
-        if not isinstance(parts, (list, tuple)) or len(parts) != world:
+        if not isinstance(parts, (list, tuple)) or len(parts) != places:
             has = len(parts) if isinstance(parts, (list, tuple)) else f"a {type(parts).__name__}"
             raise UsageError(
-                f"{self.role}.{self.name} takes one entry for each of the {world} ranks of pool "
-                f"{self.pool.name!r}, not {has}. Pass a list by rank as the first argument."
+                f"{self.role}.{self.name} takes one entry for each of the {places} places in pool "
+                f"{self.pool.name!r}, not {has}. Pass a list by place as the first argument."
             )
-        return [(part, *args[1:]) for part in with_parts(parts, self.pool.cluster.cut)]
+        cut = with_parts(parts, self.pool.cluster.cut)
+        return [(part, *args[1:]) for part in cut for _ in range(self.place_size)]
 
 
 class WorkerGroup:
-    """A role on all ranks of a pool. It has the role's decorated methods: `group.update(shards)`
-    blocks and returns what they collect, `group.update.remote(shards)` returns a Pending."""
+    """A role on all ranks of a pool, every `place_size` of which have the same rows. It has the
+    role's decorated methods: `group.update(shards)` blocks and returns what they collect,
+    `group.update.remote(shards)` returns a Pending."""
 
-    def __init__(self, pool: Pool, name: str, role: type[Role]) -> None:
+    def __init__(self, pool: Pool, name: str, role: type[Role], place_size: int = 1) -> None:
         self.pool, self.name = pool, name
+        self.num_places = pool.num_ranks // place_size
         self._methods = {
-            method: GroupMethod(pool, name, method, dispatch)
+            method: GroupMethod(pool, name, method, dispatch, place_size)
             for method, dispatch in dispatched_methods(role).items()
         }
 

@@ -82,17 +82,24 @@ class Pool:
 
     def start_role(self, name: str, role: type[Role], config: Any = None) -> WorkerGroup:
         """Makes `role(context, config)` on every rank, under a name not in use. Blocks until all
-        have. The class must be importable on the ranks, or picklable."""
+        have. The class must be importable on the ranks, or picklable. Throws UsageError where its
+        places do not divide the ranks."""
         self.check()
         if name in self.roles:
             raise UsageError(
                 f"pool {self.name!r} holds a role {name!r} already. Give it another name."
             )
+        place_size = role.place_size(config)
+        if self.num_ranks % place_size:
+            raise UsageError(
+                f"role {name!r} has places of {place_size} ranks, which do not divide the "
+                f"{self.num_ranks} of pool {self.name!r}. Use a pool of a multiple of them."
+            )
         with sending(f"role {name!r} ({role.__name__}) and its config"):
             sent = self._submit("start_role", name, role, config)
         self.roles.append(name)
         self._wait(name, "__init__", sent)
-        return WorkerGroup(self, name, role)
+        return WorkerGroup(self, name, role, place_size)
 
     def watch(self, rank: int, method: str) -> Any:
         """A method that is answered while another one runs."""

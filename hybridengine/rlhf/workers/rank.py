@@ -138,7 +138,9 @@ class RankProcess:
 
     def _start_role(self, name: str, role: type[Role], config: Any) -> None:
         assert self._context is not None
-        self._context.roles[name] = role(self._context, self._resolver.resolve(config))
+        config = self._resolver.resolve(config)
+        context = self._context.of_role(name, role.place_size(config))
+        self._context.roles[name] = role(context, config)
 
     def call(self, role: str, method: str, args: Any, kwargs: Any) -> Any:
         """Returned(result), or Failure."""
@@ -184,7 +186,7 @@ class RankProcess:
         if started is None:
             return Running(0.0, "between calls", False)
         if self._context is not None:
-            started = max(started, self._context.last_progress)
+            started = max(started, self._context.pulse.at)
         last = traceback.extract_stack(sys._current_frames()[self._thread])[-1]
         path = Path(last.filename)
         place = f"at {path.name}:{last.lineno}, in {last.name}"

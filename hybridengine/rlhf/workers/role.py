@@ -1,14 +1,16 @@
 """role: what a rank does, as a class; and how a call on a group becomes calls on its ranks.
 
 A *role* is an object that every rank of a pool holds: the actor, the critic, a reward model. Its
-decorated methods are what the controller may call; several roles share a rank and its context.
+decorated methods are what the controller may call; several roles share a rank. The ranks of a role
+form *places*: those of a place have the same rows, since they share the layers of one model. With
+FSDP2 every rank is a place, with tensor parallelism each group of ranks that shares layers is one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridengine._core import UsageError
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from hybridengine.comm import Communicator
 
 _MARK = "_dispatch"
-_MODES = ("one_to_all", "by_rank")
+_MODES = ("one_to_all", "by_place")
 _COLLECTS = ("all", "first", "last", "none")
 _RETURNS = ("value", "reference")
 
@@ -29,12 +31,19 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass
+class Pulse:
+    """When a rank last got on."""
+
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass
 class RankContext:
-    """What a rank knows of itself; the same object for all roles of the rank.
+    """What a rank knows of itself, and of its place in a role.
 
     `group` is the torch.distributed group over the pool, `mesh` its ranks in a row (axis `dp`),
     `comm` the engine's communicator over the same ranks, `store` where they met. `roles` are those
-    that this rank holds.
+    that this rank holds. `place_size` ranks in a row are a place of `role`.
     """
 
     pool: str
@@ -47,19 +56,47 @@ class RankContext:
     comm: Communicator
     store: Any
     roles: dict[str, Role] = field(default_factory=dict)
-    last_progress: float = field(default_factory=time.monotonic)
+    pulse: Pulse = field(default_factory=Pulse)
+    role: str = ""
+    place_size: int = 1
+    _comms: dict[str, Communicator] = field(default_factory=dict)  # those of places, made when used
 
-    def split(self, size: int, name: str) -> Communicator:
-        """A communicator over the `size` ranks of this rank's group: ranks 0 to size - 1 are the
-        first group. `name` is used once in a pool. Collective within the group."""
-        from hybridengine.comm import Communicator
+    def of_role(self, role: str, place_size: int) -> RankContext:
+        """The same rank as one of `role`, whose places have `place_size` ranks."""
+        return replace(self, role=role, place_size=place_size, _comms={})
 
-        group, rank = divmod(self.rank, size)
-        return Communicator(self.store, rank, size, name=f"{self.pool}.{name}.{group}")
+    @property
+    def place(self) -> int:
+        return self.rank // self.place_size
+
+    @property
+    def num_places(self) -> int:
+        return self.world // self.place_size
+
+    @property
+    def place_comm(self) -> Communicator:
+        """Over the ranks of this place. Made at its first use: collective within the place then."""
+        return self._comm_of("place", self.place, self.rank % self.place_size, self.place_size)
+
+    @property
+    def data_comm(self) -> Communicator:
+        """Over one rank of each place: a sum over it counts every row once. Made at its first use:
+        collective over all ranks then."""
+        if self.place_size == 1:
+            return self.comm
+        return self._comm_of("data", self.rank % self.place_size, self.place, self.num_places)
 
     def progress(self) -> None:
         """Says that a long method still gets on: its time limit starts anew."""
-        self.last_progress = time.monotonic()
+        self.pulse.at = time.monotonic()
+
+    def _comm_of(self, what: str, number: int, rank: int, world: int) -> Communicator:
+        from hybridengine.comm import Communicator
+
+        if what not in self._comms:
+            name = f"{self.pool}.{self.role}.{what}.{number}"
+            self._comms[what] = Communicator(self.store, rank, world, name=name)
+        return self._comms[what]
 
 
 class Role:
@@ -69,6 +106,11 @@ class Role:
     def __init__(self, context: RankContext, config: Any) -> None:
         self.context = context
         self.config = config
+
+    @classmethod
+    def place_size(cls, config: Any) -> int:
+        """How many ranks in a row have the same rows. Asked on the controller and on the ranks."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -85,12 +127,12 @@ def dispatch(
 ) -> Callable[[Method], Method]:
     """Marks a method of a role as one that the controller calls on all ranks of a group.
 
-    `mode`: `one_to_all`, every rank gets the same arguments; `by_rank`, the first argument is a
-    list with one entry for each rank, the others are the same. `collect`: what the call on the
-    group gives back: `all` results in a list by rank, that of the `first` rank, that of the `last`
-    (with pipeline stages it is in the last one), or `none`. `returns`: `value`, or `reference`: the
-    method returns (value, summary), the value stays where it is, and the controller gets a
-    Reference with the summary. Throws UsageError on other words.
+    `mode`: `one_to_all`, every rank gets the same arguments, and answers; `by_place`, the first
+    argument is a list with one entry for each place, whose ranks all get it, the others are the
+    same, and the first rank of a place answers for it. `collect`: what the call on the group gives
+    back: `all` answers in a list, the `first`, the `last`, or `none`. `returns`: `value`, or
+    `reference`: the method returns (value, summary), the value stays where it is, and the
+    controller gets a Reference with the summary. Throws UsageError on other words.
     """
     for name, word, known in (
         ("mode", mode, _MODES),
