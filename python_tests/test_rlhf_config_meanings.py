@@ -1,11 +1,16 @@
 """What users of other trainers write, and which of our keys and values the errors name."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config import meanings
+from hybridengine.command import cli
+from hybridengine.rlhf import command
 from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.loading import load_config, load_pairs_config
+from hybridengine.rlhf.config.meanings import other_names
 
 pytestmark = pytest.mark.python
 
@@ -138,13 +143,20 @@ def test_what_is_like_nothing_is_not_guessed():
 
 
 def test_the_tables_name_keys_that_there_are_and_none_of_them_otherwise():
-    keys = entries()
-    others = [other for group in meanings._KEYS.values() for other in group]
-    assert set(meanings._KEYS) <= set(keys)
-    assert len(others) == len(set(others))
-    assert not set(others) & set(keys) and not set(meanings._ABSENT) & {*keys, *others}
+    keys, table = entries(), other_names()
+    of_rows = [
+        {name for who, names in row.items() if who != "differs" for name in names.split()}
+        for row in table.keys.values()
+    ]
+    others = [name for names in of_rows for name in names]
+    assert set(table.keys) <= set(keys)
+    assert all(
+        set(row) <= {"verl", "trl", "openrlhf", "also", "differs"} for row in table.keys.values()
+    )
+    assert len(others) == len(set(others)) == len(table.ours())
+    assert not set(others) & set(keys) and not set(table.absent) & {*keys, *others}
     leaves = {name.rpartition(".")[2] for name in keys}
-    assert set(meanings._VALUES) <= leaves
+    assert set(table.values) <= leaves
 
 
 def test_a_mapping_is_answered_key_by_key_in_a_file_and_in_an_override(tmp_path):
@@ -234,3 +246,37 @@ def test_a_word_that_is_no_config_is_answered_with_its_key(arguments, error):
 def test_pairs_have_no_demo():
     with pytest.raises(UsageError, match=r"the directory of a HF checkpoint\. Also: there are no "):
         load_pairs_config([])
+
+
+_EXAMPLE = str(Path(__file__).parents[1] / "examples" / "grpo_smollm2.yaml")
+
+
+def test_every_name_of_the_table_stops_a_run_before_ray_and_names_our_key(monkeypatch, capsys):
+    """By the command itself, from the example that is a whole run otherwise."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "hybridengine.rlhf.trainer.run", None)
+    monkeypatch.setattr(command, "_require", lambda modules: None)
+    for name, ours in other_names().ours().items():
+        assert cli.run(["train", _EXAMPLE, f"{name}=1"]) == 2
+        assert capsys.readouterr().err.endswith(f"(on the command line). Use {ours}.\n"), name
+    for name, instead in other_names().absent.items():
+        assert cli.run(["train", _EXAMPLE, f"{name}=1"]) == 2
+        assert capsys.readouterr().err.endswith(f"Leave it out: {instead}.\n"), name
+
+
+def test_every_value_of_the_table_is_answered_with_ours():
+    for leaf, values in other_names().values.items():
+        key = next(name for name in entries() if name.endswith(f".{leaf}"))
+        for ours, names in values.items():
+            assert ours in entries()[key].choices
+            for name in set(names.split()) - set(entries()[key].choices):
+                assert f"Use {ours!r}" in _error(f"{key}='{name}'")
+
+
+def test_the_page_for_those_who_come_from_elsewhere_is_in_step(capsys):
+    assert cli.run(["train", "--migrating-markdown"]) == 0
+    page = capsys.readouterr().out
+    assert page == (Path(__file__).parents[1] / "docs" / "migrating.md").read_text(), (
+        "run `hybridengine train --migrating-markdown > docs/migrating.md`"
+    )
+    assert all(line.count("|") in (3, 4) for line in page.splitlines() if line.startswith("|"))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,26 @@ def test_odd_text_that_is_text(
     found = read_files([tmp_path / "a.jsonl"], Data())
     assert [each.prompt for each in found] == prompts
     assert [each.ground_truth for each in found] == ground_truths
+
+
+def test_a_function_of_ones_own_yields_rows(tmp_path: Path) -> None:
+    """A dataset plug-in: what a file would hold, by code."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def rows():\n    for n in range(2):\n"
+        "        yield {'prompt': f'{n} + 1 =', 'ground_truth': n + 1}\n"
+        "def bad():\n    yield 3\n"
+        "def broken():\n    yield {'prompt': 'a'}\n    raise KeyError('b')\n"
+        "def none():\n    return []\n"
+    )
+    found = read_files([f"{path}:rows"], Data())
+    assert [(each.prompt, each.ground_truth) for each in found] == [("0 + 1 =", 1), ("1 + 1 =", 2)]
+    assert [each.where for each in found] == [f"{path}, row 0", f"{path}, row 1"]
+    for name, error in (
+        ("bad", "row 0 is an int. Yield a dict a row"),
+        ("broken", "KeyError: 'b'. Mend the file."),
+        ("none", "has no rows. Give one that has"),
+        ("nothing", "has no 'nothing': it has rows, bad, broken, none. "),
+    ):
+        with pytest.raises(UsageError, match=re.escape(error)):
+            read_files([f"{path}:{name}"], Data())

@@ -1,5 +1,6 @@
 """Registries: names, options, and errors that say which there are."""
 
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,9 @@ import pytest
 from hybridengine import UsageError
 from hybridengine.rlhf import algorithms
 from hybridengine.rlhf.algorithms import advantage, kl_controller, policy_loss
+from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.registry import Registry
+from hybridengine.rlhf.training.ppo import bound_policy_loss
 
 pytestmark = pytest.mark.python
 
@@ -46,6 +49,44 @@ def test_an_unknown_option_lists_the_known_ones_and_the_nearest() -> None:
     with pytest.raises(UsageError, match="advantage 'remax' has no option 'lam': it takes none"):
         advantage.bind("remax", lam=1.0)
     assert kl_controller.options("adaptive") == ("coef", "target", "horizon")
+
+
+def test_a_function_of_ones_own_stands_in_for_a_name(tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def fixed(rollout, *, gamma, lam=0.5):\n    return rollout, gamma, lam\nnumber = 3\n"
+    )
+    assert advantage.options(f"{path}:fixed") == ("gamma", "lam")
+    assert advantage.bind(f"{path}:fixed", gamma=0.9)("rows") == ("rows", 0.9, 0.5)
+    assert advantage.get(f"{path}:fixed") is advantage.get(f"{path}:fixed")  # imported once
+    assert f"{path}:fixed" not in advantage.names()
+    with pytest.raises(UsageError, match="has no option 'clip': it takes gamma, lam"):
+        advantage.bind(f"{path}:fixed", clip=1)
+
+
+@pytest.mark.parametrize("key", ["algorithm.advantage", "algorithm.policy_loss"])
+def test_a_file_of_ones_own_is_tried_before_a_run_starts(key: str, tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def mine(*a, **k):\n    return a\nnumber = 3\n")
+    config = load_config([f"{key}={path}:mine"])
+    assert getattr(config.algorithm, key.partition(".")[2]) == f"{path}:mine"
+    for value, error in (
+        (f"{path}:other", f"{key}: {path} has no 'other': it has mine. Use one of these."),
+        (f"{path}:number", f"{key}: 'number' of {path} is a int, not a function."),
+        (str(path), f"{key}: '{path}' is not of the form path.py:name."),
+        ("no.py:f", f"{key}: there is no file 'no.py'. Mend the path."),
+    ):
+        with pytest.raises(UsageError, match=re.escape(error)):
+            load_config([f"{key}={value}"])
+
+
+def test_a_loss_of_ones_own_gets_the_options_that_it_takes(tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def loss(log_probs, old, advantages, mask, *, clip_ratio):\n    return clip_ratio\n"
+    )
+    config = load_config([f"algorithm.policy_loss={path}:loss", "algorithm.clip_ratio=0.125"])
+    assert bound_policy_loss(config.algorithm)(None, None, None, None) == 0.125
 
 
 def test_a_name_is_given_once() -> None:

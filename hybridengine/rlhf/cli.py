@@ -36,6 +36,7 @@ def train_command(
         ),
     ] = False,
     config_markdown: Annotated[bool, typer.Option("--config-markdown", hidden=True)] = False,
+    migrating_markdown: Annotated[bool, typer.Option("--migrating-markdown", hidden=True)] = False,
     metrics_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Trains a model by PPO and its family; without arguments, a demo.
@@ -71,6 +72,8 @@ def train_command(
 
     if config_markdown:
         typer.echo(command.config_markdown(), nl=False)
+    elif migrating_markdown:
+        typer.echo(command.migrating_markdown(), nl=False)
     elif metrics_markdown:
         typer.echo(command.metrics_markdown(), nl=False)
     elif print_config:
@@ -94,6 +97,9 @@ def train_reward_command(settings: _Settings = None) -> None:
 
 def not_an_option(option: str, arguments: Sequence[str]) -> str:
     """A sentence about an option that the trainer does not have: keys are no options."""
+    from hybridengine.rlhf import command
+
+    command.check_config_modules()
     from hybridengine.rlhf.config.keys import entries, similar_keys
     from hybridengine.rlhf.config.meanings import instead_of
 

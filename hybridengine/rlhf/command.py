@@ -72,12 +72,25 @@ def config_markdown() -> str:
     return describe.config_markdown()
 
 
+def migrating_markdown() -> str:
+    """The page docs/migrating.md. Throws UsageError."""
+    _require(_CONFIG_MODULES)
+    from hybridengine.rlhf.config import migrating
+
+    return migrating.migrating_markdown()
+
+
 def metrics_markdown() -> str:
     """The page docs/metrics.md. Throws UsageError."""
     _require(_CONFIG_MODULES)
     from hybridengine.rlhf.logging import metrics
 
     return metrics.metrics_markdown()
+
+
+def check_config_modules() -> None:
+    """Throws UsageError that names the packages that are missing of those that a config needs."""
+    _require(_CONFIG_MODULES)
 
 
 def _leave_lines_of_ranks_plain() -> None:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from hybridengine._core import UsageError
@@ -115,6 +113,16 @@ def _resolved(settings: Sequence[Setting]) -> dict[str, Any]:
                 inner[part] = {}
             inner = inner[part]
         inner[last] = copy.deepcopy(setting.value)
+    if any("${" in str(setting.value) for setting in settings):
+        return _interpolated(values)
+    return values
+
+
+def _interpolated(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with what ${...} stands for in them."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:

@@ -1,6 +1,7 @@
 """records: rows out of parquet, JSON lines and saved HF datasets. Not what their columns mean.
 
-A path may be a file, a directory, a pattern with * in it, or a dataset of the Hugging Face hub.
+A path may be a file, a directory, a pattern with * in it, or a dataset of the Hugging Face hub; or
+path.py:name, a function that yields dicts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, NoReturn
 
 from hybridengine._core import UsageError
 from hybridengine.rlhf.hub import HubId, dataset_snapshot
-from hybridengine.wording import nearest
+from hybridengine.rlhf.plugins import load_plugin
+from hybridengine.wording import kind_of, nearest
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
@@ -73,13 +75,31 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
     Throws UsageError for a path that is missing, unknown or malformed, with the line of bad JSON.
     """
     for path in paths:
-        for file in _files(str(path)):
+        sources = [str(path)] if ".py:" in str(path) else _files(str(path))
+        for source in sources:
             empty = True
-            for row in _read(file):
+            for row in _made(source) if isinstance(source, str) else _read(source):
                 empty = False
                 yield row
             if empty:
-                raise UsageError(f"{file} has no rows. Give a file that has, or leave it out.")
+                raise UsageError(f"{source} has no rows. Give one that has, or leave it out.")
+
+
+def _made(reference: str) -> Iterator[Row]:
+    """The rows that a function of the user's own yields: dicts, called with nothing."""
+    make = load_plugin(reference, "data.train_files")
+    try:
+        for position, values in enumerate(make()):
+            if not isinstance(values, dict):
+                raise UsageError(
+                    f"{reference}: row {position} is {kind_of(values)}. Yield a dict a row, with "
+                    "the columns of a file."
+                )
+            yield Row(Path(reference.rpartition(":")[0]), position, values)
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"{reference}: {type(error).__name__}: {error}. Mend the file.") from error
 
 
 def missing_column(rows: Sequence[Row], column: str, key: str) -> UsageError:
