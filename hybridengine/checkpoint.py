@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ _DTYPES = {
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
+}
+
+_NAMES = {dtype: code for code, dtype in _DTYPES.items()}
+_ITEM_BYTES = {
+    dtype: 1 if code == "BOOL" else int(code.split("_")[0].lstrip("BFIU")) // 8
+    for code, dtype in _DTYPES.items()
 }
 
 # safetensors' own limit; a longer header is no safetensors file.
@@ -97,17 +104,64 @@ def read_header(path: Path) -> list[TensorRow]:
 
 def write_bfloat16(path: Path, tensors: Dict[str, npt.NDArray[np.uint16]]) -> None:
     """Writes tensors given by their bfloat16 bits as a safetensors file that transformers reads."""
+    rows = [(name, bits.shape, "bfloat16") for name, bits in tensors.items()]
+    _write_file(path, rows, (bits.astype("<u2") for bits in tensors.values()))
+
+
+def write_checkpoint(
+    directory: Path,
+    rows: Sequence[TensorRow],
+    tensors: Iterator[npt.NDArray[Any]],
+    file_bytes: int = 5 * 10**9,
+) -> None:
+    """Writes safetensors files, with an index where they are several, as HF directories have them.
+
+    `rows` tell all tensors, whose contiguous bytes are taken from `tensors` one at a time, when
+    each is written. A file holds at most `file_bytes` of them, or one tensor.
+    """
+    groups: list[list[TensorRow]] = []
+    room = 0
+    for row in rows:
+        if not groups or num_bytes(row) > room:
+            groups.append([])
+            room = file_bytes
+        groups[-1].append(row)
+        room -= num_bytes(row)
+    total = len(groups)
+    names = [f"model-{part:05d}-of-{total:05d}.safetensors" for part in range(1, total + 1)]
+    if total == 1:
+        names = ["model.safetensors"]
+    for name, group in zip(names, groups, strict=True):
+        _write_file(directory / name, group, tensors)
+    if total > 1:
+        index = {
+            "metadata": {"total_size": sum(map(num_bytes, rows))},
+            "weight_map": {
+                row[0]: name for name, group in zip(names, groups, strict=True) for row in group
+            },
+        }
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def num_bytes(row: TensorRow) -> int:
+    """What a file holds of it."""
+    return math.prod(row[1]) * _ITEM_BYTES[row[2]]
+
+
+def _write_file(path: Path, rows: Sequence[TensorRow], tensors: Iterator[npt.NDArray[Any]]) -> None:
+    """Takes as many of `tensors` as there are rows."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, bits in tensors.items():
-        begin, end = end, end + bits.nbytes
-        header[name] = {"dtype": "BF16", "shape": bits.shape, "data_offsets": [begin, end]}
+    for row in rows:
+        begin, end = end, end + num_bytes(row)
+        facts = {"dtype": _NAMES[row[2]], "shape": row[1], "data_offsets": [begin, end]}
+        header[row[0]] = facts
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for bits in tensors.values():
-            file.write(bits.astype("<u2").tobytes())
+        for _ in rows:
+            file.write(next(tensors).data)
 
 
 class Checkpoint:

@@ -17,13 +17,14 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config import roles
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config, Model
+from hybridengine.rlhf.training.export import export_hf
 from hybridengine.rlhf.training.loading import build_model
 from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate, ValueUpdate
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import NotWritten, export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import NotWritten, load_state, save_state
 from hybridengine.rlhf.training.supervised import SupervisedUpdate
 
 VOCAB = 23
@@ -187,15 +188,17 @@ def types(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[dict[st
     found = []
     for dtype, options in (
         ("float32", {}),
-        ("bfloat16", {"max_tokens_per_gpu": 12, "activation_checkpointing": True}),
+        ("bfloat16", {"max_tokens_per_gpu": 12, "sync_every": 2}),
+        ("bfloat16", {"max_tokens_per_gpu": 12, "param_dtype": "bfloat16"}),
     ):
-        module = make(dtype=torch.float32)
+        held_as = torch.bfloat16 if "param_dtype" in options else torch.float32
+        module = make(dtype=held_as)
         passes, _, policy = sharded(comm, config(dtype=dtype, **options), module)
         mine = share(rollouts(), comm.rank, comm.world)
         mine = mine.with_tokens(old_log_probs=passes.log_probs(mine))
         found.append(policy.update(mine))
         held = {parameter.dtype for parameter in module.parameters()}
-        assert held == {torch.float32}, held
+        assert held == {held_as}, held
     return found
 
 

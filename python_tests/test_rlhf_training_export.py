@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rlhf_training_scenarios import make
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.data import character_tokenizer
 from hybridengine.rlhf.roles.policy import ActorRole
+from hybridengine.rlhf.training import export, state
 from hybridengine.rlhf.training.models import export_dtype
 from hybridengine.rlhf.training.optimizer import local
 
@@ -91,3 +94,56 @@ def test_what_decides(facts: dict[str, str], overrides: list[str], dtype: torch.
     model = json.dumps({"model_type": "qwen2", **facts})
     config = small(f"model.config={model}", *overrides)
     assert export_dtype(config, config.actor) == dtype
+
+
+def test_files_are_written_a_weight_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In as many files as their size asks for; at no time is there more than one whole weight, and
+    each is progress."""
+    from transformers import AutoModelForCausalLM
+
+    module = make(dtype=torch.float32, tie_word_embeddings=False)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    bytes_of = export._bytes_of
+
+    def counting(tensor: torch.Tensor) -> Any:
+        assert sum(each() is not None for each in alive) <= 1  # the one that was written last
+        alive.append(weakref.ref(tensor))
+        return bytes_of(tensor)
+
+    monkeypatch.setattr(export, "_bytes_of", counting)
+    write = functools.partial(export.write_checkpoint, file_bytes=2000)
+    monkeypatch.setattr(export, "write_checkpoint", write)
+    calls: list[None] = []
+    export.export_hf(
+        module, None, tmp_path / "hf", torch.bfloat16, progress=lambda: calls.append(None)
+    )
+    names = dict(module.named_parameters())
+    assert len(calls) == len(alive) == len(names)
+    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 5
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    for name, each in loaded.named_parameters():
+        assert each.equal(names[name].bfloat16()), name
+
+
+def test_experts_are_kept_apart_again(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    module = make(
+        model_type="mixtral", num_local_experts=2, num_experts_per_tok=1, dtype=torch.float32
+    )
+    module.save_pretrained(tmp_path / "theirs")
+    export.export_hf(module, None, tmp_path / "ours")
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys() and any("experts.1." in name for name in ours)
+    assert all(each.equal(theirs[name]) for name, each in ours.items())
+
+
+def test_saving_and_restoring_is_progress(tmp_path: Path) -> None:
+    """A state of minutes is no rank that hangs."""
+    module, calls = make(), []
+    state.save_state(tmp_path / "state", module, None, lambda: calls.append("save"))
+    state.load_state(tmp_path / "state", module, None, lambda: calls.append("load"))
+    tensors = len(dict(module.named_parameters()))
+    assert calls.count("save") >= tensors and calls.count("load") >= tensors

@@ -14,9 +14,9 @@ from rlhf_small_run import SMALL
 from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.roles.policy import ActorRole
 from hybridengine.rlhf.roles.rollout import RolloutRole
+from hybridengine.rlhf.training.export import export_hf
 from hybridengine.rlhf.training.lora import merged_tensors
 from hybridengine.rlhf.training.optimizer import local
-from hybridengine.rlhf.training.state import export_hf
 
 pytestmark = pytest.mark.python
 

@@ -12,13 +12,13 @@ from hybridengine import UsageError
 from hybridengine.rlhf.config.roles import Critic, Lora, Sharding
 from hybridengine.rlhf.config.schema import Model
 from hybridengine.rlhf.training import lora
+from hybridengine.rlhf.training.export import export_hf
 from hybridengine.rlhf.training.loading import build_model
 from hybridengine.rlhf.training.models import strategy_of, weight_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.ppo import PolicyUpdate
 from hybridengine.rlhf.training.sharding import decoder_layers
-from hybridengine.rlhf.training.state import export_hf
 
 pytestmark = pytest.mark.python
 

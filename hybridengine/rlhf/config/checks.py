@@ -214,6 +214,16 @@ def _files(config: Config) -> Iterator[str]:
                 yield str(error)
 
 
+def _shards(config: Config) -> Iterator[str]:
+    for role in ("actor", "critic"):
+        section = getattr(config, role)
+        if section.param_dtype == "bfloat16" and section.dtype != "bfloat16":
+            yield (
+                f"{role}.param_dtype is bfloat16, but {role}.dtype is {section.dtype}: weights "
+                f"would be widened again at each pass. Set {role}.dtype=bfloat16."
+            )
+
+
 def _betas(config: Config) -> Iterator[str]:
     for role in ("actor", "critic"):
         betas = getattr(config, role).optimizer.betas
@@ -298,7 +308,7 @@ def _lora(config: Config) -> Iterator[str]:
 
 _RULES = (
     *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers, _files),
-    *(_betas, _pools, _tensor_parallel, _device, _lora, _environments, _evaluations),
+    *(_betas, _shards, _pools, _tensor_parallel, _device, _lora, _environments, _evaluations),
     *ALGORITHM_RULES,
 )
-_PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas)
+_PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas, _shards)

@@ -36,6 +36,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout.max_model_len": 32,
         "actor.min_num_params": 1_000_000,  # all of it is one unit
         "critic.min_num_params": 1_000_000,
+        "actor.activation_checkpointing": False,  # there is next to nothing to save
+        "critic.activation_checkpointing": False,
         "actor.lr": 5e-4,
         "actor.optimizer.schedule": "linear",
         "actor.optimizer.betas": [0.9, 0.95],

@@ -41,7 +41,11 @@ class Sharding(Section):
         "auto", description="auto: megatron from 70 billion weights, else fsdp2"
     )
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
-        "float32", description="of activations; the weights that step stay float32"
+        "float32", description="of activations; weights step as float32 or more"
+    )
+    param_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of the shards; bfloat16: AdamW holds float32 weights beside them",
     )
     param_offload: bool = Field(
         False, description="keep shards in host memory and bring in a layer at a time"
@@ -55,13 +59,13 @@ class Sharding(Section):
         description="weights from which a decoder layer is an FSDP2 unit of its own; 0: every one",
     )
     activation_checkpointing: bool = Field(
-        False, description="recompute decoder layers in the backward pass"
+        True, description="recompute decoder layers in the backward pass"
     )
     sequence_packing: bool = Field(
         True, description="run rows without padding, attention within each row"
     )
     max_tokens_per_gpu: int = Field(16384, ge=1, description="tokens of a micro-batch of one rank")
-    sync_every: int = Field(4, ge=1, description="micro-batches between reductions of gradients")
+    sync_every: int = Field(1, ge=1, description="micro-batches between reductions of gradients")
     compile: bool = Field(False, description="compile decoder layers with torch.compile")
 
 

@@ -55,6 +55,7 @@ class ActorRole(TrainedRole):
         them, so that without them the policy is the one from which training begins."""
         self._supervised = None
         fold_adapters(self.module)
+        self.optimizer.masters.take_in()
 
     @dispatch("by_place", returns="reference")
     def prepare(self, shard: tuple[Batch, dict[str, list[Any]]]) -> tuple[Batch, dict[str, Any]]:
@@ -160,11 +161,11 @@ class ReferenceRole(Role):
     @dispatch(collect="first")
     def save(self, folder: str) -> str:
         """Returns why it could not be written, nothing where it was."""
-        return reason(lambda: save_state(folder, self.module))
+        return reason(lambda: save_state(folder, self.module, None, self.context.progress))
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
-        load_state(folder, self.module)
+        load_state(folder, self.module, None, self.context.progress)
 
     @dispatch("by_place", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:

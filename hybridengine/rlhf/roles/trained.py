@@ -10,10 +10,11 @@ from hybridengine.rlhf.config.roles import Actor, Critic, Lora
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
+from hybridengine.rlhf.training.export import export_hf
 from hybridengine.rlhf.training.models import Kind, export_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.state import NotWritten, export_hf, load_state, save_state
+from hybridengine.rlhf.training.state import NotWritten, load_state, save_state
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
@@ -69,18 +70,25 @@ class TrainedRole(Role):
     def save(self, folder: str) -> str:
         """What restore() goes on from. Returns why it could not be written, nothing where it was:
         a full disk is no fault of a rank, and ends none."""
-        return reason(lambda: save_state(folder, self.module, self.optimizer))
+        return reason(
+            lambda: save_state(folder, self.module, self.optimizer, self.context.progress)
+        )
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
-        load_state(folder, self.module, self.optimizer)
+        load_state(folder, self.module, self.optimizer, self.context.progress)
 
     @dispatch(collect="first")
     def export(self, folder: str) -> str:
         """A HF checkpoint with the tokenizer, from the first rank. Returns what save() does."""
         tokenizer = open_tokenizer(self.config) if self.context.rank == 0 else None
         dtype = export_dtype(self.config, self._section)
-        return reason(lambda: export_hf(self.module, tokenizer, folder, dtype))
+        masters, progress = self.optimizer.masters, self.context.progress
+        return reason(
+            lambda: export_hf(
+                self.module, tokenizer, folder, dtype, masters=masters, progress=progress
+            )
+        )
 
 
 def reason(write: Callable[[], None]) -> str:

@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 from hybridengine import Communicator, LayoutRule, Resharder, Spec, empty
 from hybridengine.rlhf.config.roles import Actor
-from hybridengine.rlhf.training.models import weight_dtype
+from hybridengine.rlhf.training.models import shard_dtype
 
 
 def spec_of(module: torch.nn.Module, actor: Actor) -> Spec:
     """The tensors of a transformers module in the type in which the actor's shards hold them."""
-    dtype = str(weight_dtype(actor)).removeprefix("torch.")
+    dtype = str(shard_dtype(actor, trains=True)).removeprefix("torch.")
     return Spec.from_config(module.config, dtype)
 
 

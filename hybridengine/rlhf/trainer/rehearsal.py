@@ -18,8 +18,9 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer import artifacts
 from hybridengine.rlhf.trainer.checkpoints import step_of, whole_checkpoints
 from hybridengine.rlhf.trainer.folder import TRIAL, RunFolder
+from hybridengine.rlhf.training.export import write_hf
 from hybridengine.rlhf.training.models import empty_model, export_dtype, weight_dtype
-from hybridengine.rlhf.training.state import line_of, write_hf
+from hybridengine.rlhf.training.state import line_of
 from hybridengine.wording import human_bytes
 
 _MOMENTS = 2  # of AdamW, each as large as the weights that train
@@ -89,7 +90,7 @@ def check_room(config: Config, folder: RunFolder, *, hf_bytes: int, checkpoint_b
 
 def _try_export(config: Config, module: Any, tokenizer: Any, scratch: Path) -> None:
     try:
-        write_hf(module, {}, tokenizer, scratch)
+        write_hf(module, tokenizer, scratch)
     except Exception as error:  # whatever a model's files make a library raise
         source = config.model.path if config.model.path is not None else "model.config"
         raise UsageError(

@@ -89,10 +89,12 @@ def weight_dtype(sharding: Sharding) -> torch.dtype:
 
 
 def shard_dtype(sharding: Sharding, *, trains: bool) -> torch.dtype:
-    """In which type shards lie: what steps as it steps; what does not as it computes, which gives
-    the same numbers as a rounding at each pass."""
+    """In which type shards lie: what trains as `param_dtype` says; what does not as it computes,
+    which gives the same numbers as a rounding at each pass."""
+    if trains and sharding.param_dtype != "bfloat16":
+        return weight_dtype(sharding)
     computes: torch.dtype = getattr(torch, sharding.dtype)
-    return weight_dtype(sharding) if trains else computes
+    return computes
 
 
 def export_dtype(config: Config, sharding: Sharding) -> torch.dtype:

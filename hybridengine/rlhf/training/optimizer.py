@@ -15,6 +15,7 @@ from hybridengine._core import UsageError
 from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
 from hybridengine.rlhf.config import roles
+from hybridengine.rlhf.training.masters import Masters
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -22,6 +23,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class ShardedAdamW:
     """AdamW over the weights of `module` that require a gradient, from the next step on.
 
+    Where they are narrower than float32, their masters step, and they are those, rounded.
     `updates` counts the steps taken and `skipped` those whose gradient was not finite.
     """
 
@@ -47,9 +49,11 @@ class ShardedAdamW:
         self.offload = offload
         self._comm = comm
         self._named = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.masters = Masters(self._named.values())
+        self._stepped = {name: self.masters.of(each) for name, each in self._named.items()}
         first, second = options.betas
         self._adamw = torch.optim.AdamW(
-            self._named.values(),
+            self._stepped.values(),
             lr=lr,
             betas=(first, second),
             eps=options.eps,
@@ -68,6 +72,7 @@ class ShardedAdamW:
         Returns the 2-norm of the gradient over all ranks, before it is clipped to `grad_clip`. If
         that is not finite, no rank steps. Collective.
         """
+        self.masters.take_gradients()
         norm = self._norm()
         if not math.isfinite(norm):
             self.skipped += 1
@@ -81,6 +86,7 @@ class ShardedAdamW:
         if self.offload:
             self.load_moments()
         self._adamw.step()
+        self.masters.write()
         if self.offload:
             self.offload_moments()
         self.updates += 1
@@ -89,35 +95,37 @@ class ShardedAdamW:
 
     def zero_grad(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
+        for weight in self._named.values():
+            weight.grad = None
 
     def offload_moments(self) -> None:
-        """Moves the moments to host memory. No step may follow before `load_moments`."""
+        """Moves moments and masters to host memory. No step may follow before `load_moments`."""
         self._move("cpu")
 
     def load_moments(self) -> None:
-        """Moves the moments to where the weights are."""
+        """Moves them to where the weights are."""
         self._move(None)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """By name: the two moments of each weight, and the number of its steps; made if missing."""
         return {
             f"{name}.{key}": value
-            for name, parameter in self._named.items()
-            for key, value in self._state_of(parameter).items()
+            for name, weight in self._stepped.items()
+            for key, value in self._state_of(weight).items()
         }
 
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self._adamw.state[parameter]
+    def _state_of(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self._adamw.state[weight]
         if not state:
             state["step"] = torch.zeros(())
-            state.update({key: torch.zeros_like(parameter.detach()) for key in _MOMENTS})
+            state.update({key: torch.zeros_like(weight.detach()) for key in _MOMENTS})
         return state
 
     @torch.no_grad()
     def _gradients(self) -> Iterator[torch.Tensor]:
-        for parameter in self._named.values():
-            if parameter.grad is not None:
-                yield local(parameter.grad)
+        for weight in self._stepped.values():
+            if weight.grad is not None:
+                yield local(weight.grad)
 
     def _norm(self) -> float:
         """In float64, summed over ranks once; no wait for the device in between."""
@@ -132,12 +140,15 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def _move(self, device: str | None) -> None:
-        for parameter, state in self._adamw.state.items():
-            target = local(parameter).device if device is None else torch.device(device)
-            for key in _MOMENTS:
-                held = local(state[key])
-                if held.device != target:
-                    held.data = held.data.to(target)
+        for name, weight in self._named.items():
+            target = local(weight).device if device is None else torch.device(device)
+            held = self._stepped[name]
+            state = self._adamw.state.get(held, {})
+            moved = [state[key] for key in _MOMENTS if state]
+            for each in (*moved, *([held] if held is not weight else [])):
+                part = local(each)
+                if part.device != target:
+                    part.data = part.data.to(target)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,10 @@
-"""state: checkpoints to go on from, and the HF checkpoint that others load.
+"""state: checkpoints to go on from, and how a directory appears under its name only when complete.
 
-A checkpoint to go on from holds shards, and any number of ranks can load it. Both kinds appear
-under their name only when complete.
+A checkpoint to go on from holds shards, and any number of ranks can load it.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 from collections.abc import Callable
@@ -16,10 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.training.lora import merged_tensors
-from hybridengine.rlhf.training.models import quiet_transformers
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 
 _COUNTS = "counts"  # updates and skipped of the optimizer
@@ -31,9 +28,13 @@ class NotWritten(Exception):
 
 
 def save_state(
-    path: str | os.PathLike[str], module: nn.Module, optimizer: ShardedAdamW | None = None
+    path: str | os.PathLike[str],
+    module: nn.Module,
+    optimizer: ShardedAdamW | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes weights and optimizer as the directory `path`, which is replaced if it is there.
+    """Writes weights and optimizer as the directory `path`, which is replaced if it is there;
+    `progress` is called with every tensor.
 
     Collective over the default process group, if there is one; every rank sees the same directory.
     Throws NotWritten.
@@ -41,11 +42,15 @@ def save_state(
     from torch.distributed.checkpoint.state_dict_saver import save
 
     state = _state(module, optimizer)
-    _publish(Path(path), lambda scratch: save(state, checkpoint_id=scratch, **_alone()))
+    options = {"planner": _told(DefaultSavePlanner, "resolve_data", progress), **_alone()}
+    publish(Path(path), lambda scratch: save(state, checkpoint_id=scratch, **options))
 
 
 def load_state(
-    path: str | os.PathLike[str], module: nn.Module, optimizer: ShardedAdamW | None = None
+    path: str | os.PathLike[str],
+    module: nn.Module,
+    optimizer: ShardedAdamW | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Reads what save_state wrote, with any number of ranks, into the same kind of model and
     optimizer. Collective like it. Throws UsageError where there is no such checkpoint."""
@@ -57,75 +62,45 @@ def load_state(
             "directory that training wrote."
         )
     state = _state(module, optimizer)
-    load(state, checkpoint_id=path, **_alone())
+    options = {"planner": _told(DefaultLoadPlanner, "commit_tensor", progress), **_alone()}
+    load(state, checkpoint_id=path, **options)
     if optimizer is not None:
         optimizer.updates, optimizer.skipped = state["optimizer"][_COUNTS].tolist()
-
-
-def export_hf(
-    module: Any,
-    tokenizer: Any,
-    path: str | os.PathLike[str],
-    dtype: torch.dtype | None = None,
-) -> None:
-    """Writes the whole model, adapters merged, and `tokenizer` (unless None) as a HF checkpoint.
-
-    Weights are rounded to `dtype` (None: stay as they are), gathered one by one and kept in the
-    host memory of rank 0, which writes. Collective like save_state. Throws NotWritten.
-    """
-    writes = not dist.is_initialized() or dist.get_rank() == 0
-    whole: dict[str, torch.Tensor] = {}
-    first_name: dict[int, str] = {}  # tied weights are gathered once, and stay one
-    for name, tensor in merged_tensors(module).items():
-        known = first_name.setdefault(id(tensor), name)
-        if known == name:
-            gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            if writes:
-                whole[name] = gathered.detach().to("cpu", dtype)
-        elif writes:
-            whole[name] = whole[known]
-
-    _publish(
-        Path(path),
-        lambda scratch: write_hf(module, whole, tokenizer, scratch, dtype) if writes else None,
-    )
-
-
-def write_hf(
-    module: Any,
-    weights: dict[str, torch.Tensor],
-    tokenizer: Any,
-    directory: Path,
-    dtype: torch.dtype | None = None,
-) -> None:
-    """`weights` with the config of `module`, which says `dtype` (None: the module's), the config of
-    its generation, and `tokenizer` (unless None). Throws what transformers raises, e.g. ValueError
-    for a generation config that it refuses."""
-    with quiet_transformers():
-        module.save_pretrained(directory, state_dict=weights)
-        if dtype is not None:
-            config = copy.deepcopy(module.config)
-            config.dtype = dtype
-            config.save_pretrained(directory)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(directory)
+        optimizer.masters.write()
 
 
 def _state(module: nn.Module, optimizer: ShardedAdamW | None) -> dict[str, Any]:
-    """The tensors themselves: loading writes into them."""
-    state: dict[str, Any] = {"model": dict(module.state_dict())}
-    if optimizer is not None:
-        counts = torch.tensor([optimizer.updates, optimizer.skipped])
-        state["optimizer"] = {**optimizer.state_dict(), _COUNTS: counts}
-    return state
+    """The tensors themselves: loading writes into them. Of narrow shards their masters."""
+    weights = module.state_dict(keep_vars=True)
+    if optimizer is None:
+        return {"model": {name: each.detach() for name, each in weights.items()}}
+    counts = torch.tensor([optimizer.updates, optimizer.skipped])
+    return {
+        "model": {name: optimizer.masters.of(each).detach() for name, each in weights.items()},
+        "optimizer": {**optimizer.state_dict(), _COUNTS: counts},
+    }
+
+
+def _told(planner: type[Any], method: str, progress: Callable[[], None]) -> Any:
+    """A planner of torch whose `method`, which it calls for each tensor, is told of."""
+    made = planner()
+    inner = getattr(made, method)
+
+    def told(*args: Any) -> Any:
+        progress()
+        return inner(*args)
+
+    setattr(made, method, told)
+    return made
 
 
 def _alone() -> dict[str, Any]:
     return {} if dist.is_initialized() else {"no_dist": True}
 
 
-def _publish(final: Path, write: Callable[[Path], None]) -> None:
-    """All ranks write aside, then rank 0 renames; an old directory goes only after that."""
+def publish(final: Path, *writes: Callable[[Path], None]) -> None:
+    """All ranks write aside, one thing after the other, then rank 0 renames; an old directory goes
+    only after that. Throws NotWritten on all where one failed."""
     scratch = final.with_name(final.name + ".partial")
     old = final.with_name(final.name + ".old")
 
@@ -144,7 +119,8 @@ def _publish(final: Path, write: Callable[[Path], None]) -> None:
     first = not dist.is_initialized() or dist.get_rank() == 0
     try:
         _together(lambda: prepare() if first else None)
-        _together(lambda: write(scratch))
+        for write in writes:
+            _together(lambda write=write: write(scratch))  # type: ignore[misc]
         _together(lambda: rename() if first else None)
     except NotWritten:
         if first:

@@ -29,9 +29,13 @@ def reduction_over(comm: Communicator | None) -> AllReduce | None:
 
 
 def accumulate_gradients(
-    passes: Passes, micros: Sequence[Batch], loss_of: Callable[[Batch], torch.Tensor]
+    passes: Passes,
+    micros: Sequence[Batch],
+    loss_of: Callable[[Batch], torch.Tensor],
+    optimizer: ShardedAdamW,
 ) -> float:
-    """Runs every micro-batch and leaves the gradient of the sum of their losses in the weights.
+    """Runs every micro-batch and leaves the gradient of the sum of their losses where `optimizer`
+    steps.
 
     Returns that sum on this rank. Gradients are reduced every `sync_every` micro-batches, the last
     ones always. Collective.
@@ -42,6 +46,7 @@ def accumulate_gradients(
         set_gradient_sync(passes.module, last or (index + 1) % passes.sharding.sync_every == 0)
         loss = loss_of(micro)
         (loss * passes.world).backward()  # type: ignore[no-untyped-call]
+        optimizer.masters.take_gradients()
         total += float(loss.detach())
     return total
 
@@ -99,7 +104,7 @@ class Stepper:
                 return loss_of(micro, counts)
 
             with adapter_dropout(self.passes.module, self._dropout_seed()):
-                losses.add(loss=accumulate_gradients(self.passes, micros, part))
+                losses.add(loss=accumulate_gradients(self.passes, micros, part, self.optimizer))
             num_losses, num_micros = num_losses + 1, num_micros + len(micros)
             if stopped := stop_before_step():
                 self.optimizer.zero_grad()

@@ -71,7 +71,10 @@ class PairUpdate:
         pairs = float(reduced(torch.tensor([float(len(chosen))]).double(), all_reduce))
         sums = Sums()
         loss = accumulate_gradients(
-            self._passes, micros, lambda micro: self._losses(micro, sums).sum() / max(1.0, pairs)
+            self._passes,
+            micros,
+            lambda micro: self._losses(micro, sums).sum() / max(1.0, pairs),
+            self._optimizer,
         )
         sums.add(loss=loss)
         lr, skipped = self._optimizer.lr, self._optimizer.skipped
