@@ -41,7 +41,7 @@ Later wins: defaults, preset, YAML file, overrides. The preset is `none` with a 
   converted.
 - A mapping is replaced as a whole, `model.config={}` empties it; `model.config.hidden_size=32`
   changes one entry.
-- `pools` and `environments` hold records, each under a name of your own, NAME below:
+- `pools`, `eval_sets`, `environments` hold records, each under a name of your own, NAME below:
   `pools: {judge: {ranks: 1, roles: [reward_model]}}`, or `pools.judge.ranks=2` for a key of one.
 - `${actor.lr}` in a value is the value of that key. Write `\\${` for the characters themselves.
 - An unknown key, another type, a value out of bounds and a combination that cannot work are errors
