@@ -49,14 +49,14 @@ def _scored(tmp_path: Path, given: list[float], *overrides: str) -> tuple[Batch,
 def test_the_sum(tmp_path: Path) -> None:
     rows, summary = _scored(tmp_path, [4.0, -2.0])
     assert rows["task_scores"].tolist() == [0.99 + 2.0, 1.0 - 1.0]
-    assert summary["errors"] == [] and summary["parts"] == {"length": [0.99, 1.0]}
+    assert summary["errors"] == [] and summary["parts"] == {"reward/length": [0.99, 1.0]}
 
 
 def test_scores_of_the_model_that_are_no_numbers(tmp_path: Path) -> None:
     given = [float("nan"), 2.0, float("inf")]
     rows, summary = _scored(tmp_path, given)
     assert rows["task_scores"].tolist() == [0.0, 2.0, 0.0]
-    assert summary["parts"] == {"length": [None, 1.0, None]}  # which no mean takes for 0
+    assert summary["parts"] == {"reward/length": [None, 1.0, None]}  # which no mean takes for 0
     assert summary["errors"] == [
         "d.jsonl:1 (data_source 'd'): the reward model gave nan, not a finite number.",
         "d.jsonl:3 (data_source 'd'): the reward model gave inf, not a finite number.",

@@ -21,7 +21,7 @@ def scored(parts: dict[str, list[Any]], rows: int = 1) -> Scored:
         groups=[0] * rows,
         scores=[0.5] * rows,
         task_scores=[0.5] * rows,
-        parts=parts,
+        parts={f"reward/{name}": column for name, column in parts.items()},
         errors=0,
     )
 
@@ -48,6 +48,7 @@ def test_parts_that_some_draws_lack(
     means: dict[str, float],
 ) -> None:
     joined = Scored.concat([scored(parts) for parts in draws])
+    columns = {f"reward/{name}": column for name, column in columns.items()}
     assert joined.parts == columns
     found = {name.partition("/")[2]: value for name, value in joined.metrics().items()}
     assert {name: found[name] for name in found if name[0] in "fg"} == means

@@ -8,15 +8,17 @@ the token at t, given those before it, and the first token of a row is never tra
 
     ids (int64), mask (bool: trainable), rollout_log_probs, weight_version (int64: of the weights
     that drew it, -1 for what no weights drew), old_log_probs, ref_log_probs, values, advantages,
-    returns, weights (of the rollout correction)
+    returns, weights (of the rollout correction), turn_rewards (float64: of an environment)
 
 Of rows: sample_id, group, prompt_length, mini_batch (int64), truncated (bool), scores, task_scores,
-baselines, last_values. Objects, one Python value a row: prompt, response, ground_truth,
-data_source, extra.
+baselines, last_values. Objects, one Python value a row: prompt, response (the last one),
+ground_truth, data_source, extra, where, and where environments answer exchanges (pairs of response
+and observation) and numbers (by name).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -153,21 +155,35 @@ class Batch:
         """int64 [B]: the index among all tokens of the last one of each row."""
         return self.first_tokens() + self.lengths - 1
 
+    def row_sums(self, column: torch.Tensor) -> torch.Tensor:
+        """[B]: the sum of a column of tokens over each row; of bools int64, else float64."""
+        exact = torch.int64 if column.dtype == torch.bool else torch.float64
+        sums = torch.zeros(len(self), dtype=exact)
+        rows = torch.arange(len(self)).repeat_interleave(self.lengths)
+        return sums.index_add(0, rows, column.to(exact))
+
     def _names(self) -> set[str]:
         return {*self.tokens, *self.rows, *self.objects}
 
 
 def as_rows(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Batch:
     """Prompts and answers as rows whose answers are trainable."""
-    ids, mask, lengths = [], [], []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids += prompt + answer
-        mask += [False] * len(prompt) + [True] * len(answer)
-        lengths.append(len(prompt) + len(answer))
+    pairs = list(zip(prompts, answers, strict=True))
+    return masked_rows(
+        [prompt + answer for prompt, answer in pairs],
+        [[False] * len(prompt) + [True] * len(answer) for prompt, answer in pairs],
+    ).with_rows(prompt_length=torch.tensor([len(p) for p in prompts], dtype=torch.int64))
+
+
+def masked_rows(ids: Sequence[list[int]], masks: Sequence[list[bool]]) -> Batch:
+    """Rows of ids, with which of them are trainable."""
+    flat = itertools.chain.from_iterable
     return Batch(
-        torch.tensor(lengths, dtype=torch.int64),
-        {"ids": torch.tensor(ids, dtype=torch.int64), "mask": torch.tensor(mask, dtype=torch.bool)},
-        {"prompt_length": torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)},
+        torch.tensor([len(row) for row in ids], dtype=torch.int64),
+        {
+            "ids": torch.tensor(list(flat(ids)), dtype=torch.int64),
+            "mask": torch.tensor(list(flat(masks)), dtype=torch.bool),
+        },
     )
 
 

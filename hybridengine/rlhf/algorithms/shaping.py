@@ -20,10 +20,14 @@ def token_rewards(
     scores: torch.Tensor,
     mask: torch.Tensor,
     *,
+    turns: torch.Tensor | None = None,
     kl: torch.Tensor | None = None,
     kl_coef: float = 0.0,
 ) -> torch.Tensor:
     """Rewards [B, T]: `scores` [B] on the last trainable token of a row, less kl_coef * kl [B, T].
+
+    `turns` [B, T]: the part of the scores that earlier tokens have earned; it stays where it is,
+    and the last token gets the rest: the rewards of a row add up to its score all the same.
 
     Without gradient; 0 behind the mask. Throws UsageError on a score that is NaN or infinite, in a
     row that has trainable tokens.
@@ -32,7 +36,13 @@ def token_rewards(
     check_number("kl_coef", kl_coef, 0.0)
     scores = widen(scores.detach())
     check_scores(scores, mask.any(1))
+    if turns is not None:
+        check_shapes(mask, turns=turns)
+        turns = select(turns, mask).to(scores.dtype)
+        scores = scores - turns.sum(1)
     rewards = torch.where(last_trainable(mask), scores[:, None], 0)
+    if turns is not None:
+        rewards = rewards + turns
     if kl is None:
         if kl_coef > 0:
             raise UsageError(

@@ -16,6 +16,7 @@ from hybridengine.rlhf.config.roles import Actor, Critic, Reference, RewardModel
 # The built-in formulas, in the order of hybridengine.rlhf.algorithms.
 ADVANTAGES = ("gae", "grpo", "rloo", "reinforce++", "reinforce++-baseline", "remax")
 POLICY_LOSSES = ("clip", "gspo", "cispo")
+ENVIRONMENTS = ("calculator", "tower_of_hanoi")
 
 
 class Run(Section):
@@ -306,7 +307,9 @@ class Pool(Section):
 class EnvironmentRecord(Section):
     """A record of `environments`."""
 
-    use: str = Field(description="name of an environment, or path.py:name of one of your own")
+    use: Annotated[str, Named(ENVIRONMENTS)] = Field(
+        description="name of an environment, or path.py:name of one of your own"
+    )
     options: dict[str, Any] = Field({}, description="options of the environment")
     max_turns: int = Field(8, ge=1, description="responses of an episode at most")
     data_sources: list[str] = Field(

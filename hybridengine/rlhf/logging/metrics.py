@@ -36,6 +36,13 @@ _REWARD = (
     Metric("reward/shaped", "score", "the same with the penalty for overlong responses"),
     Metric("reward/errors", "count", "samples that a [reward](rewards.md) failed on"),
     Metric(
+        "environment/<count>",
+        "count",
+        "what an [environment](environments.md) counts, `turns` among them, and as `name_solved` "
+        "the share of episodes that have some and a score above a half: mean over episodes",
+        "where environments answer",
+    ),
+    Metric(
         "reward/<reward>",
         "score",
         "mean of one reward before its weight, over the samples that it did not fail on",

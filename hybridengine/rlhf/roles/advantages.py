@@ -46,6 +46,7 @@ def with_advantages(
     rewards = token_rewards(
         batch["scores"].to(batch["old_log_probs"].dtype),
         mask,
+        turns=batch.padded("turn_rewards") if "turn_rewards" in batch else None,
         kl=kl if in_reward else None,
         kl_coef=kl_coef if in_reward else 0.0,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +32,9 @@ class RewardRole(Role):
         self, shard: tuple[Batch, Batch | None], keep: bool = False
     ) -> tuple[Batch, dict[str, Any]]:
         """Rows, with model_scores where there is a reward model: the rows with `task_scores`, the
-        sum of functions and model, and `scores`, which have the penalty for length too. Texts and
-        objects end here: training needs none. `keep`: with `trainer.save_rollouts` these rows are
-        written; those that measure are not."""
+        sum of functions, model and environment, and `scores`, which have the penalty for length
+        too. Texts and objects end here: training needs none. `keep`: with `trainer.save_rollouts`
+        these rows are written; those that measure are not."""
         began = time.perf_counter()
         batch, model_scores = shard
         items = [
@@ -42,7 +42,7 @@ class RewardRole(Role):
                 data_source=batch["data_source"][row],
                 solution=batch["response"][row],
                 ground_truth=batch["ground_truth"][row],
-                extra=batch["extra"][row],
+                extra=_extra(batch, row),
                 sample=int(batch["sample_id"][row]),
                 where=batch["where"][row],
             )
@@ -52,17 +52,21 @@ class RewardRole(Role):
         if model_scores is not None:
             found = self._judged(items, found, model_scores["model_scores"].tolist())
         task = torch.tensor([score.value for score in found], dtype=torch.float64)
+        if "turn_rewards" in batch:
+            task += batch.row_sums(batch["turn_rewards"])
         if keep and self._kept is not None:
             self._kept.add(batch, task.tolist())
         scored = replace(batch, objects={}).with_rows(
             task_scores=task, scores=task + self._length_penalty(batch)
         )
-        names = sorted({name for score in found for name in score.parts})
         summary = {
             "seconds": time.perf_counter() - began,
             "scores": scored["scores"].tolist(),
             "task_scores": task.tolist(),
-            "parts": {name: [score.parts.get(name) for score in found] for name in names},
+            "parts": {
+                **_columns("reward", [score.parts for score in found]),
+                **_columns("environment", _numbers(batch, task.tolist())),
+            },
             "errors": [score.error for score in found if score.error is not None],
         }
         return scored, summary
@@ -95,8 +99,40 @@ class RewardRole(Role):
         if not algorithm.overlong_buffer:
             return torch.zeros(len(batch), dtype=torch.float64)
         return overlong_penalty(
-            batch.lengths - batch["prompt_length"],
+            batch.row_sums(batch["mask"]),
             max_length=self.config.data.max_response_length,
             buffer=algorithm.overlong_buffer,
             factor=algorithm.overlong_factor,
         )
+
+
+def _extra(batch: Batch, row: int) -> Any:
+    """What a reward gets besides: that of the sample, and the turns of an episode."""
+    extra = batch["extra"][row]
+    if "exchanges" not in batch:
+        return extra
+    known = extra if isinstance(extra, dict) else {"extra": extra}
+    return {**known, "turns": batch["exchanges"][row], "environment": batch["numbers"][row]}
+
+
+def _numbers(batch: Batch, task_scores: Sequence[float]) -> list[Mapping[str, float]]:
+    """By row, what the environment counted, and under name_solved 1 where it counted any and the
+    task score is above a half."""
+    if "numbers" not in batch:
+        return [{}] * len(batch)
+    return [
+        {
+            "turns": float(len(exchanges)),
+            **numbers,
+            **{f"{name}_solved": float(n > 0 and score > 0.5) for name, n in numbers.items()},
+        }
+        for numbers, exchanges, score in zip(
+            batch["numbers"], batch["exchanges"], task_scores, strict=True
+        )
+    ]
+
+
+def _columns(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """By name of a metric its value in each row; None where a row has none."""
+    names = sorted({name for row in rows for name in row})
+    return {f"{kind}/{name}": [row.get(name) for row in rows] for name in names}

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from hybridengine import Spec
-from hybridengine.rlhf.batch import Batch, as_rows
+from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
-from hybridengine.rlhf.generation import Engine, Generation, SamplingParams, generate, hollow
+from hybridengine.rlhf.environments import Player
+from hybridengine.rlhf.environments.choosing import Environments
+from hybridengine.rlhf.generation import Engine, SamplingParams, hollow
+from hybridengine.rlhf.roles.episode_rows import as_batch, tasks_of
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import end_token_ids, open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
@@ -32,6 +35,7 @@ class RolloutRole(Role):
         super().__init__(context, config)
         self.tokenizer = open_tokenizer(config)
         rollout = config.rollout
+        self._environments = Environments(config.environments)
         model, self._spec = self._build_model()
         follow(model, context)
         self._engine = Engine(
@@ -96,28 +100,27 @@ class RolloutRole(Role):
     def generate(
         self, prompts: Batch, options: dict[str, Any] | None = None, texts: bool = False
     ) -> tuple[Batch, dict[str, Any]]:
-        """Responses to `prompts`: ids, and by row sample_id, group, with whatever objects.
+        """Responses to `prompts`, or whole episodes where environments answer: ids, and by row
+        sample_id, group, with the objects of samples.
 
-        `options` replace those of SamplingParams that the config gives. With `texts` the responses
-        come back to the controller too.
+        `options` replace those of SamplingParams that the config gives. With `texts` the text of
+        responses and observations comes back to the controller too.
         """
         began = time.perf_counter()
-        found = generate(
-            self._engine,
-            _lists(prompts),
-            self._params(options or {}),
-            sample_ids=prompts["sample_id"].tolist(),
-        )
+        params = self._params(options or {})
+        player = Player(self._engine, self.tokenizer, params, self.config.rollout.max_model_len)
+        episodes = player.play(tasks_of(prompts, self._environments))
         if memory_share(self.context.device) > self.config.rollout.reshard_threshold:
             self._engine.free()
-        batch = self._as_batch(prompts, found)
+        batch = as_batch(prompts, episodes, turns=bool(self._environments))
+        shown = [each.ids[each.prompt_length :] for each in episodes] if texts else []
         summary = {
             "seconds": time.perf_counter() - began,
             "lengths": batch.lengths.tolist(),
-            "responses": (batch.lengths - batch["prompt_length"]).tolist(),
+            "responses": batch.row_sums(batch["mask"]).tolist(),
             "truncated": batch["truncated"].tolist(),
             "groups": batch["group"].tolist(),
-            "texts": batch["response"] if texts else [],
+            "texts": self.tokenizer.batch_decode(shown, skip_special_tokens=True),
         }
         return batch, summary
 
@@ -155,24 +158,3 @@ class RolloutRole(Role):
             "seed": self.config.seed,
         }
         return SamplingParams(**{**chosen, **options})
-
-    def _as_batch(self, prompts: Batch, found: list[Generation]) -> Batch:
-        """Prompts and responses as rows."""
-        texts = self.tokenizer.batch_decode([each.ids for each in found], skip_special_tokens=True)
-        rows = as_rows(_lists(prompts), [each.ids for each in found])
-        mask = rows["mask"]
-        sampled = torch.zeros(len(mask))
-        sampled[mask] = torch.tensor([log for each in found for log in each.log_probs])
-        versions = torch.full((len(mask),), -1)
-        versions[mask] = torch.tensor([v for each in found for v in each.versions])
-        cut = torch.tensor([each.finish_reason == "length" for each in found], dtype=torch.bool)
-        return (
-            rows.with_tokens(rollout_log_probs=sampled, weight_version=versions)
-            .with_rows(**prompts.rows, truncated=cut)
-            .with_objects(**prompts.objects, response=texts)
-        )
-
-
-def _lists(prompts: Batch) -> list[list[int]]:
-    """The ids of each prompt."""
-    return [ids.tolist() for ids in prompts["ids"].split(prompts.lengths.tolist())]

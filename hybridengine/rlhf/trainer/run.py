@@ -12,6 +12,7 @@ from hybridengine.rlhf import rewards
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded
+from hybridengine.rlhf.environments.choosing import Environments
 from hybridengine.rlhf.logging import busy, open_screen, open_sinks
 from hybridengine.rlhf.model_files import check_models
 from hybridengine.rlhf.roles.rollout_file import rollouts_folder
@@ -48,6 +49,7 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
     began = time.monotonic()
     console = open_screen()
     rewards.check(config.reward)
+    Environments(config.environments)
     check_models(config)
     with RunFolder.claim(config) as folder:
         if config.run.resume:

@@ -20,7 +20,7 @@ class Scored:
     groups: list[int]
     scores: list[float]
     task_scores: list[float]
-    parts: dict[str, list[float | None]]  # by reward; None where a row has no such number
+    parts: dict[str, list[float | None]]  # by metric; None where a row has no such number
     errors: int
 
     def select(self, indices: Sequence[int]) -> Scored:
@@ -63,7 +63,7 @@ class Scored:
             "reward/mean": sum(self.task_scores) / count,
             "reward/shaped": sum(self.scores) / count,
             "reward/errors": float(self.errors),
-            **{f"reward/{name}": sum(some) / len(some) for name, some in found.items() if some},
+            **{name: sum(some) / len(some) for name, some in found.items() if some},
             "rollout/tokens": float(sum(self.responses)),
             "rollout/length": sum(self.responses) / count,
             "rollout/truncated": sum(self.truncated) / count,

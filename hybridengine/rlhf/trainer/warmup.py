@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.batch import as_rows
+from hybridengine.rlhf.batch import Batch, masked_rows
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, PromptLoader
+from hybridengine.rlhf.environments.choosing import Environments
+from hybridengine.rlhf.environments.demonstrations import demonstrated
 from hybridengine.rlhf.trainer.partition import spread
 from hybridengine.rlhf.workers import WorkerGroup
 
@@ -15,25 +17,32 @@ from hybridengine.rlhf.workers import WorkerGroup
 def warm_up(
     config: Config, actor: WorkerGroup, encoder: PromptEncoder, train: Sequence[Encoded]
 ) -> float | None:
-    """`warmup.steps` optimizer steps of cross entropy on the answers: the response of a sample, or
-    its ground truth where that is text. Returns the last loss, None without steps."""
+    """`warmup.steps` optimizer steps of cross entropy on the answers: what an environment shows, or
+    the response of a sample, or its ground truth where that is text. Returns the last loss, None
+    without steps."""
     if not config.warmup.steps:
         return None
-    answers = _answers(train)
+    environments = Environments(config.environments)
     loader = PromptLoader(len(train), config.warmup.batch_size, config.seed)
     loss: float | None = None
     for _ in range(config.warmup.steps):
-        chosen = loader.next_batch()
-        rows = as_rows(
-            [train[index].ids for index in chosen],
-            encoder.encode_answers(
-                [answers[index] for index in chosen], [_is_cut(train[index]) for index in chosen]
-            ),
-        )
+        rows = _rows([train[index] for index in loader.next_batch()], encoder, environments)
         parts = spread(rows.lengths.tolist(), actor.num_places)
         loss = actor.supervise([rows.select(part) for part in parts])[0]["loss"]
     actor.end_warm_up()
     return loss
+
+
+def _rows(chosen: Sequence[Encoded], encoder: PromptEncoder, environments: Environments) -> Batch:
+    """Prompts with answers, which are trainable."""
+    lessons = []
+    answers = encoder.encode_answers(_answers(chosen), [_is_cut(each) for each in chosen])
+    for each, answer in zip(chosen, answers, strict=True):
+        environment, _ = environments.of(each.sample)
+        shown = environment and demonstrated(each.ids, each.sample, environment, encoder.tokenizer)
+        plain = each.ids + answer, [False] * len(each.ids) + [True] * len(answer)
+        lessons.append(shown or plain)
+    return masked_rows(*zip(*lessons, strict=True))
 
 
 def check_answers(config: Config, train: Sequence[Encoded]) -> None:
