@@ -17,22 +17,41 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from hybridengine._core import transports
 from hybridengine.comm import Communicator
+from hybridengine.processes.fork_server import end_fork_server
+
+context = multiprocessing.get_context("forkserver")
 
 # One server forks the processes of all tests: what they need is named here, once.
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    [
-        "hybridengine.resharding.resharder",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor.parallel",
-        "transport_world",
-    ]
-)
+_PRELOADED = [
+    "hybridengine.resharding.resharder",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",  # which DTensors import when they are first used
+    "pytest",  # where a function lies in the module of its test
+    "hypothesis",
+    "transport_world",
+]
+context.set_forkserver_preload(_PRELOADED)
+_server: int | None = None  # the process that forks, once it is ours
+
+
+def use_own_server() -> None:
+    """One that a launch() has started lacks what tests need, and every rank would import it: it
+    ends."""
+    global _server
+    running = forkserver._forkserver._forkserver_pid
+    if running is not None and running == _server:
+        return
+    end_fork_server()
+    context.set_forkserver_preload(_PRELOADED)
+    forkserver.ensure_running()
+    _server = forkserver._forkserver._forkserver_pid
 
 
 # Media that move bytes, also what a build has beyond ours (paper_transport.cc), and whether their
@@ -71,6 +90,7 @@ class Ranks:
         transport: str = "shm",
         timeout: float = 20,
     ) -> None:
+        use_own_server()
         self._folder = tempfile.TemporaryDirectory()
         path = str(Path(self._folder.name) / "store")
         self._pipes = []
