@@ -3,13 +3,16 @@
 import pytest
 
 from hybridengine._core import UsageError
+from hybridengine.command import cli
 from hybridengine.rlhf.config.describe import annotated_yaml
+from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.loading import load_config, save_config
 from hybridengine.rlhf.config.schema import EnvironmentRecord, Pool
 
 pytestmark = pytest.mark.python
 
 _HERE = "(on the command line)"
+_USES = entries()["environments.NAME.use"].accepts
 _MAIN = "pools.main={ranks: 2, roles: [actor, rollout, reference, reward]}"
 _JUDGE = "pools.judge={ranks: 1, roles: [critic]}"
 
@@ -25,7 +28,7 @@ def test_records_are_set_whole_and_key_by_key_and_read_back(tmp_path):
     path.write_text(
         "preset: demo\npools:\n  main:\n    ranks: 2\n"
         "    roles: [actor, rollout, reference, reward]\n  judge: {ranks: 1, roles: [critic]}\n"
-        "environments:\n  calc: {use: mine.py:Calc, options: {digits: 3}}\n"
+        "environments:\n  calc: {use: calculator, options: {digits: 3}}\n"
     )
     config = load_config([str(path), "pools.judge.ranks=3", "environments.calc.options.digits=4"])
     assert config.pools == {
@@ -33,7 +36,7 @@ def test_records_are_set_whole_and_key_by_key_and_read_back(tmp_path):
         "judge": Pool(ranks=3, roles=["critic"]),
     }
     assert config.environments == {
-        "calc": EnvironmentRecord(use="mine.py:Calc", options={"digits": 4}, max_turns=8)
+        "calc": EnvironmentRecord(use="calculator", options={"digits": 4}, max_turns=8)
     }
     save_config(config, tmp_path / "saved.yaml")
     again = load_config([str(tmp_path / "saved.yaml")])
@@ -69,10 +72,10 @@ def test_an_empty_mapping_takes_records_away():
         ),
         (
             "environments.a.max_turns=2",
-            f"environments.a has no use {_HERE}. Set environments.a.use to text.",
+            f"environments.a has no use {_HERE}. Set environments.a.use to {_USES}.",
         ),
         (
-            "environments.a={use: b, max_turns: 0}",
+            "environments.a={use: calculator, max_turns: 0}",
             f"environments.a.max_turns is 0, not a whole number at least 1 {_HERE}. Use a whole "
             "number at least 1, e.g. environments.a.max_turns=8.",
         ),
@@ -85,6 +88,21 @@ def test_an_empty_mapping_takes_records_away():
 )
 def test_faults_of_a_record_name_it(override, error):
     assert _error(override) == error
+
+
+def test_a_record_with_nothing_in_it_lacks_what_must_be_given(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("preset: demo\nenvironments:\n  a:\n  b: {}\npools:\n")
+    first, second = _error(str(path)).split(" Also: ")
+    assert first == f"environments.a has no use ({path}:3). Set environments.a.use to {_USES}."
+    assert second == f"environments.b has no use ({path}:4). Set environments.b.use to {_USES}."
+
+
+def test_a_key_of_a_record_is_known_wherever_keys_are(capsys):
+    assert "Write pools.a.ranks=VALUE" in _error("seed=1", "pools.a.ranks")
+    assert "Write pools.a.ranks=VALUE" in _error("pools.a.ranks")
+    assert cli.run(["train", "--pools.a.ranks", "3"]) == 2
+    assert "Write pools.a.ranks=3." in capsys.readouterr().err
 
 
 def test_faults_of_a_record_have_its_line(tmp_path):
@@ -132,6 +150,13 @@ def test_pools_that_cannot_work(overrides, error):
     assert error in _error(*overrides)
 
 
+def test_a_file_of_ones_own_environment_is_tried_before_a_run_starts():
+    error = _error("environments.calc.use=no.py:Calc")
+    assert error == "environments.calc.use: there is no file 'no.py'. Mend the path."
+
+
 def test_environments_are_nothing_to_offline_runs():
     offline = ["preset=none", "model.path=m", "data.train_files=[a]", "data.mode=offline"]
-    assert _error(*offline, "environments.a.use=b").startswith("environments is set, but data.mode")
+    assert _error(*offline, "environments.a.use=calculator").startswith(
+        "environments is set, but data.mode"
+    )

@@ -100,7 +100,7 @@ def not_an_option(option: str, arguments: Sequence[str]) -> str:
     from hybridengine.rlhf import command
 
     command.check_config_modules()
-    from hybridengine.rlhf.config.keys import entries, similar_keys
+    from hybridengine.rlhf.config.keys import entry_of, similar_keys
     from hybridengine.rlhf.config.meanings import instead_of
 
     at = next(i for i, each in enumerate(arguments) if each.startswith(option))
@@ -110,7 +110,7 @@ def not_an_option(option: str, arguments: Sequence[str]) -> str:
         value = following
     name = written.lstrip("-").replace("-", "_")
     what = f"{written} is no option: keys are written KEY=VALUE, without dashes."
-    meant = [name] if name in entries() else similar_keys(name)
+    meant = [name] if entry_of(name) is not None else similar_keys(name)
     if instead_of(name) is not None:
         return f"{what} Leave it out: {instead_of(name)}."
     if not meant:

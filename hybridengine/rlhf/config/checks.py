@@ -205,6 +205,7 @@ def _files(config: Config) -> Iterator[str]:
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.policy_loss": config.algorithm.policy_loss,
         "reward.function": config.reward.function,
+        **{f"environments.{name}.use": each.use for name, each in config.environments.items()},
     }
     for key, name in given.items():
         if name is not None and (is_reference(name) or key == "reward.function"):

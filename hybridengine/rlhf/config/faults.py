@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,10 +22,10 @@ _BOUNDS = ("greater_than", "greater_than_equal", "less_than_equal")
 
 
 def value_faults(
-    error: ValidationError, values: Mapping[str, Any], places: Mapping[str, str]
+    error: ValidationError, values: Mapping[str, Any], place_of: Callable[[str], str]
 ) -> dict[str, str]:
     """By dotted name, a sentence about each key that is refused. `values`: the nested values that
-    were checked; `places`: where a key was set, for those that are not defaults."""
+    were checked; `place_of`: where a key was set."""
     faults: dict[str, str] = {}
     for each in error.errors(include_url=False, include_context=False):
         parts = [part for part in each["loc"] if isinstance(part, str)]
@@ -33,12 +33,11 @@ def value_faults(
         entry = entry_of(name)
         if entry is None or name in faults:
             continue
+        place = place_of(name)
         if each["type"] == "missing":
             record, _, leaf = name.rpartition(".")
-            near = next(places[key] for key in places if key.startswith(f"{record}."))
-            faults[name] = f"{record} has no {leaf} ({near}). Set {name} to {entry.accepts}."
+            faults[name] = f"{record} has no {leaf} ({place}). Set {name} to {entry.accepts}."
         else:
-            place = places.get(name, "the default")
             faults[name] = _sentence(entry, _at(values, parts), each, place)
     return faults
 

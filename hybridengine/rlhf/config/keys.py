@@ -143,6 +143,11 @@ def general(name: str) -> str:
     return ".".join((first, RECORD, *rest[1:])) if first in records() and rest else name
 
 
+def is_record(name: str) -> bool:
+    """Whether it is one of a mapping of records: pools.train."""
+    return general(name).endswith(f".{RECORD}")
+
+
 def entry_of(name: str) -> Entry | None:
     """The key `name`, also one of a record; None where there is none."""
     found = entries().get(general(name))

@@ -19,7 +19,7 @@ from hybridengine._core import UsageError
 from hybridengine.rlhf.config.checks import combination_faults, pair_faults
 from hybridengine.rlhf.config.describe import annotated_yaml
 from hybridengine.rlhf.config.faults import value_faults
-from hybridengine.rlhf.config.keys import entries
+from hybridengine.rlhf.config.keys import entry_of
 from hybridengine.rlhf.config.presets import DEMO, NONE, PRESETS
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.config.settings import (
@@ -73,10 +73,8 @@ def _checked(values: dict[str, Any], settings: Settings) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        places = {setting.name: setting.place for setting in settings.found}
-        last = {setting.name: at for at, setting in enumerate(settings.found)}
-        found = value_faults(error, values, places)
-        faults += [(last.get(name, -1), fault) for name, fault in found.items()]
+        found = value_faults(error, values, lambda name: settings.last(name)[1])
+        faults += [(settings.last(name)[0], fault) for name, fault in found.items()]
     _stop_on([fault for _, fault in sorted(faults, key=lambda each: each[0])])
     return config
 
@@ -99,7 +97,7 @@ def _has_own(settings: Settings) -> bool:
 
 def _seems_a_file(argument: str) -> bool:
     """Whether what does not exist was meant as a file, rather than as an override."""
-    return "=" not in argument and argument not in entries()
+    return "=" not in argument and entry_of(argument) is None
 
 
 def _resolved(settings: Sequence[Setting]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from hybridengine._core import UsageError
-from hybridengine.rlhf.config.keys import Entry, entries, entry_of, records
+from hybridengine.rlhf.config.keys import Entry, entry_of, is_record, records
 from hybridengine.rlhf.config.presets import PRESETS
 from hybridengine.rlhf.config.unknown import holds_keys, is_section, unknown_key
 from hybridengine.rlhf.config.yaml_text import (
@@ -63,6 +63,19 @@ class Settings:
         """The last value that the key `name` was given as a whole; None if none."""
         given = [each.value for each in self.found if each.name == name and not each.below]
         return given[-1] if given else None
+
+    def last(self, name: str) -> tuple[int, str]:
+        """Which setting was the last one of the key `name`, or else within its section, from 0, and
+        its place; -1 and "the default" where there is none."""
+        section = name.rpartition(".")[0]
+        own = [at for at, each in enumerate(self.found) if each.name == name]
+        near = [
+            at for at, each in enumerate(self.found) if f"{each.name}.".startswith(f"{section}.")
+        ]
+        if not own and not near:
+            return -1, "the default"
+        at = own[-1] if own else near[-1]
+        return at, self.found[at].place
 
 
 def read_file(path: Path, settings: Settings) -> None:
@@ -132,7 +145,7 @@ def _no_value(name: str) -> str:
 
 
 def _not_an_override(argument: str) -> str:
-    if argument in entries():
+    if entry_of(argument) is not None:
         return _no_value(argument)
     if Path(argument).suffix in _DATA_SUFFIXES:
         return f"{argument!r} is data, not KEY=VALUE. Write data.train_files={argument}."
@@ -165,7 +178,8 @@ def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Nod
 
 def _says_nothing(name: str, node: yaml.Node) -> bool:
     """Whether it is a section without content, as where all of it is commented out."""
-    return is_section(name) and (is_null(node) or node.value == [])
+    is_empty = is_null(node) or node.value == []
+    return is_empty and is_section(name) and not is_record(name)
 
 
 def _setting(name: str, node: yaml.Node, place: str) -> Setting:
@@ -173,8 +187,9 @@ def _setting(name: str, node: yaml.Node, place: str) -> Setting:
     entry = entry_of(name)
     if entry is not None:
         return Setting(name, (), _value(entry, node, place), place)
-    if name in records() and isinstance(node, yaml.MappingNode):
-        return Setting(name, (), {}, place)  # it is empty: no records
+    empty = isinstance(node, yaml.MappingNode) or is_null(node)
+    if empty and (name in records() or is_record(name)):
+        return Setting(name, (), {}, place)  # no records, or one that lacks what must be given
     above = _mapping_above(name)
     if above is not None:
         below = tuple(name.removeprefix(above.name + ".").split("."))
