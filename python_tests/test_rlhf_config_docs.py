@@ -41,7 +41,7 @@ def trained(monkeypatch):
     for name in ("RAY_COLOR_PREFIX", "RAY_DEDUP_LOGS"):
         monkeypatch.setenv(name, "0")  # the command sets them for its process, which is this one
 
-    def answer(config, command):
+    def answer(config, command, dry=False):
         given.append(config)
         return 0
 
@@ -143,10 +143,10 @@ def test_a_config_that_is_refused_ends_with_2_and_starts_nothing(run, trained, c
 
 def test_the_exit_code_is_that_of_the_run(run, trained, monkeypatch):
     module = importlib.import_module("hybridengine.rlhf.trainer.run")
-    monkeypatch.setattr(module, "train", lambda config, command: 3)
+    monkeypatch.setattr(module, "train", lambda config, command, dry: 3)
     assert run("train")[0] == 3
 
-    def interrupted(config, command):
+    def interrupted(config, command, dry):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "train", interrupted)

@@ -137,7 +137,7 @@ import types
 from hybridengine.rlhf import command
 
 trainer = types.ModuleType("hybridengine.rlhf.trainer.run")
-trainer.train = lambda config, command: 0
+trainer.train = lambda config, command, dry: 0
 sys.modules[trainer.__name__] = trainer
 command.train([])
 from ray._private.worker import print_to_stdstream

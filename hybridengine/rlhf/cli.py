@@ -25,6 +25,16 @@ _Settings = Annotated[
 ]
 
 
+_DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        metavar=NO_VALUE,
+        help="check everything, print the memory of each rank, and stop",
+    ),
+]
+
+
 def train_command(
     settings: _Settings = None,
     print_config: Annotated[
@@ -35,6 +45,7 @@ def train_command(
             help="print every key with a line of help, and stop",
         ),
     ] = False,
+    dry_run: _DryRun = False,
     config_markdown: Annotated[bool, typer.Option("--config-markdown", hidden=True)] = False,
     migrating_markdown: Annotated[bool, typer.Option("--migrating-markdown", hidden=True)] = False,
     metrics_markdown: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -80,7 +91,7 @@ def train_command(
         typer.echo(command.print_config(settings or []), nl=False)
     else:
         _core.check_env()
-        raise typer.Exit(command.train(settings or []))
+        raise typer.Exit(command.train(settings or [], dry=dry_run))
 
 
 def train_reward_command(settings: _Settings = None) -> None:

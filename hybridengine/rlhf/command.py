@@ -25,8 +25,9 @@ _RUN_MODULES = {
 }
 
 
-def train(arguments: Sequence[str]) -> int:
-    """Trains by the config that `arguments` give; the exit code. Throws UsageError."""
+def train(arguments: Sequence[str], *, dry: bool = False) -> int:
+    """Trains by the config that `arguments` give, or with `dry` says what it would need; the exit
+    code. Throws UsageError."""
     _require({**_CONFIG_MODULES, **_RUN_MODULES})
     from hybridengine.rlhf.config.loading import load_config
     from hybridengine.rlhf.model_files import check_models
@@ -38,7 +39,7 @@ def train(arguments: Sequence[str]) -> int:
     _leave_lines_of_ranks_plain()
     from hybridengine.rlhf.trainer.run import train as run_trainer
 
-    return run_trainer(config, ["hybridengine", "train", *arguments])
+    return run_trainer(config, ["hybridengine", "train", *arguments], dry=dry)
 
 
 def train_reward(arguments: Sequence[str]) -> int:

@@ -133,6 +133,12 @@ def say(screen: Console, text: str) -> None:
         screen.print(wrapped(text, screen.width), soft_wrap=True)
 
 
+def show_table(screen: Console, lines: Sequence[str]) -> None:
+    """Lines whose columns stand below each other, whatever the width."""
+    for line in lines:
+        screen.print(line, soft_wrap=True)
+
+
 def _kept(counts: Counts, noun: str) -> str:
     if counts.read == counts.kept:
         return counted(counts.kept, noun)

@@ -24,8 +24,9 @@ from hybridengine.rlhf.trainer.evaluation import HeldOut, eval_prompts, open_hel
 from hybridengine.rlhf.trainer.export import export
 from hybridengine.rlhf.trainer.failure import finish
 from hybridengine.rlhf.trainer.folder import RunFolder
+from hybridengine.rlhf.trainer.footprint import footprints, table
 from hybridengine.rlhf.trainer.loop import Loop
-from hybridengine.rlhf.trainer.placement import Roles, idle_gpus, saved_roles, start_roles
+from hybridengine.rlhf.trainer.placement import Roles, choose, idle_gpus, saved_roles, start_roles
 from hybridengine.rlhf.trainer.preflight import check_attention, check_cuts
 from hybridengine.rlhf.trainer.rehearsal import rehearse
 from hybridengine.rlhf.trainer.resume import check_steps_left
@@ -39,8 +40,11 @@ from hybridengine.wording import counted
 _NUM_SAMPLES = 8  # shown before and after
 
 
-def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) -> int:
-    """Trains as the config says and leaves everything in its run folder. Returns 0.
+def train(
+    config: Config, command: Sequence[str] = ("hybridengine", "train"), *, dry: bool = False
+) -> int:
+    """Trains as the config says and leaves everything in its run folder. Returns 0. `dry`: ends
+    when all that can be told beforehand has been, and leaves nothing.
 
     `command`: what was typed, for the words about how to go on. Throws UsageError before any
     process starts where folder, data, tokenizer, model or rewards do not fit, and nothing has
@@ -67,6 +71,9 @@ def train(config: Config, command: Sequence[str] = ("hybridengine", "train")) ->
         report.announce(console, config, roles_of(config), source.counts, folder.path)
         if config.run.resume:
             report.say(console, words_of_changes(config, folder.path))
+        report.show_table(console, table(footprints(config, choose(config, {}))))
+        if dry:
+            return 0
         with busy(console, "starting the ranks"):
             cluster = Cluster.start(config.cluster)
         with cluster:
