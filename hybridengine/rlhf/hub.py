@@ -23,7 +23,7 @@ _ID = re.compile(rf"(?P<name>{_NAME}/{_NAME})(@(?P<revision>[\w./-]+))?(:(?P<pat
 # of the weights in other formats that some repositories have beside them.
 _MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja"]
 _NOT_OF_A_MODEL = ["*/*", "consolidated*"]
-_DATA_FILES = ["*.parquet", "*.jsonl", "*.jsonl.gz", "*.json", "*.json.gz"]
+_DATA_FILES = ["*.parquet", "*.jsonl", "*.jsonl.gz"]  # what a directory is read for
 
 
 @dataclass(frozen=True)
