@@ -35,8 +35,9 @@ class _Values(dict):  # type: ignore[type-arg]
 
 
 class LocalGroup:
-    def __init__(self, role: Any, pool: Any) -> None:
-        self.role, self.pool, self.num_places = role, pool, 1
+    def __init__(self, role: Any) -> None:
+        self.role, self.pool, self.num_places = role, "the same for all", 1
+        self.cluster = SimpleNamespace(put=lambda value: Reference(_Held(value)))
         self._methods = dispatched_methods(type(role))
 
     def __getattr__(self, name: str) -> Any:
@@ -81,12 +82,10 @@ def one_rank(tmp_path: Any) -> Iterator[RankContext]:
 
 
 def local_roles(context: RankContext, config: Config) -> Roles:
-    cluster = SimpleNamespace(put=lambda value: Reference(_Held(value)))
-    pool = SimpleNamespace(cluster=cluster)
     groups = {}
     for name in roles_of(config):
         context.roles[name] = _class(name)(context, config)
-        groups[name] = LocalGroup(context.roles[name], pool)
+        groups[name] = LocalGroup(context.roles[name])
     if "rollout" in groups:
         groups["rollout"].connect(None)
     return Roles(**groups)

@@ -188,7 +188,7 @@ def test_a_reward_model_that_cannot_be_exported_is_exported_by_a_resume(tmp_path
         config = load_pairs_config([*arguments, *more])
         pairs = Pairs.open(config, PromptEncoder.of(character_tokenizer(), config.data))
         context.roles.clear()
-        group: Any = rlhf_local_roles.LocalGroup(RewardTrainRole(context, config), None)
+        group: Any = rlhf_local_roles.LocalGroup(RewardTrainRole(context, config))
         return fitted(config, Fit(config, group, pairs, run, time.monotonic()))[0]
 
     with rlhf_local_roles.one_rank(tmp_path) as context:

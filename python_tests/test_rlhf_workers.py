@@ -32,7 +32,7 @@ from hybridengine.rlhf.workers import (
     dispatch,
 )
 from hybridengine.rlhf.workers.reference import Resolver
-from hybridengine.rlhf.workers.transfer import _decode, _encode
+from hybridengine.rlhf.workers.wire import _decode, _encode
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]  # starting Ray and two ranks: some 8 s
 

@@ -98,7 +98,7 @@ class Offline:
         for start in range(0, len(self._encoded), _CHUNK_ROWS):
             rows = list(range(start, min(start + _CHUNK_ROWS, len(self._encoded))))
             batch = self._batch(rows)
-            reference = steps.roles.actor.pool.cluster.put(batch)
+            reference = steps.roles.actor.cluster.put(batch)
             places = Rows.of([reference], [list(range(len(rows)))])
             lengths = batch.lengths.tolist()
             found = steps.score(places, lengths, Clock())

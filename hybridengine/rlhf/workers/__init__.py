@@ -3,7 +3,7 @@
     with Cluster.start(config.cluster) as cluster:
         pool = Pool.create(cluster, "train", 2)
         actor = pool.start_role("actor", ActorRole, config)
-        losses = actor.update(shards)  # a list, by rank
+        losses = actor.update(shards)  # a list, by place
 
 Knows nothing of what roles compute. Importing this package does not import Ray; `Cluster`, `Pool`
 and what starts them do.
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hybridengine.rlhf.workers.cluster import Cluster
     from hybridengine.rlhf.workers.failure import WorkerError
     from hybridengine.rlhf.workers.group import Pending, WorkerGroup
-    from hybridengine.rlhf.workers.placement import PlacementError, PoolSpec
     from hybridengine.rlhf.workers.pool import Pool, create_pools
+    from hybridengine.rlhf.workers.reservation import PlacementError, PoolSpec
 
 __all__ = [
     "Cluster",
@@ -43,9 +43,9 @@ __getattr__ = lazy_names(
     {  # what needs Ray
         "Cluster": "cluster",
         "Pending": "group",
-        "PlacementError": "placement",
+        "PlacementError": "reservation",
         "Pool": "pool",
-        "PoolSpec": "placement",
+        "PoolSpec": "reservation",
         "WorkerError": "failure",
         "WorkerGroup": "group",
         "create_pools": "pool",

@@ -15,19 +15,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import ray
 
 from hybridengine._core import UsageError
 from hybridengine.processes.search_path import search_path
 from hybridengine.rlhf.config import schema
-from hybridengine.rlhf.workers import placement, transfer
+from hybridengine.rlhf.workers import reservation, wire
 from hybridengine.rlhf.workers.local_ray import LocalRay, token_environment
+from hybridengine.rlhf.workers.members import Members
 from hybridengine.rlhf.workers.reference import Reference, cut_rows
-
-if TYPE_CHECKING:
-    from hybridengine.rlhf.workers.pool import Pool
 
 _CONNECT_S = 5.0
 
@@ -51,7 +49,7 @@ class Cluster:
 
     def __init__(self, config: schema.Cluster, *, ours: bool, local: LocalRay | None) -> None:
         self.config = config
-        self.pools: list[Pool] = []
+        self.pools: list[Members] = []
         # By which ranks of all pools know each other; it travels in the arguments of actors.
         self.token = secrets.token_hex(16)
         self.local = local is not None
@@ -59,7 +57,7 @@ class Cluster:
         self._open = True
         self._exits_on_sigterm = _exit_on_sigterm()
         atexit.register(self.close)
-        transfer.register()
+        wire.register()
 
     @staticmethod
     def start(config: schema.Cluster, num_cpus: int | None = None) -> Cluster:
@@ -80,7 +78,7 @@ class Cluster:
 
     def available(self) -> dict[str, float]:
         """Free `CPU` and `GPU`. Ray's count is behind by up to a second."""
-        return placement.available()
+        return reservation.available()
 
     def put(self, value: Any, summary: Any = None) -> Reference:
         """`value` in the object store, once for all ranks that it will be passed to."""

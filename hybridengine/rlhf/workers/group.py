@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.workers.cluster import Cluster
 from hybridengine.rlhf.workers.cutting import with_parts
+from hybridengine.rlhf.workers.members import Members
 from hybridengine.rlhf.workers.reference import Reference
 from hybridengine.rlhf.workers.role import Dispatch, Role, dispatched_methods
 from hybridengine.rlhf.workers.waiting import Call, wait_for
-
-if TYPE_CHECKING:
-    from hybridengine.rlhf.workers.pool import Pool
 
 
 class Pending:
@@ -57,7 +56,8 @@ class Pending:
 class GroupMethod:
     """A method of a group: called, it blocks; `remote` returns at once."""
 
-    pool: Pool
+    cluster: Cluster
+    pool: Members
     role: str
     name: str
     dispatch: Dispatch
@@ -76,11 +76,12 @@ class GroupMethod:
                 for process, part in zip(self.pool.processes, parts, strict=True)
             ]
         call = Call(
+            self.cluster,
             self.pool,
             self.role,
             self.name,
             refs=[answer for answer, _ in sent],
-            timeout_s=self.pool.cluster.config.timeout_s,
+            timeout_s=self.cluster.config.timeout_s,
         )
         by_place = self.dispatch.mode == "by_place"
         answering = range(0, self.pool.num_ranks, self.place_size if by_place else 1)
@@ -106,7 +107,7 @@ class GroupMethod:
                 f"{self.role}.{self.name} takes one entry for each of the {places} places in pool "
                 f"{self.pool.name!r}, not {has}. Pass a list by place as the first argument."
             )
-        cut = with_parts(parts, self.pool.cluster.cut)
+        cut = with_parts(parts, self.cluster.cut)
         return [(part, *args[1:]) for part in cut for _ in range(self.place_size)]
 
 
@@ -115,11 +116,13 @@ class WorkerGroup:
     role's decorated methods: `group.update(shards)` blocks and returns what they collect,
     `group.update.remote(shards)` returns a Pending."""
 
-    def __init__(self, pool: Pool, name: str, role: type[Role], place_size: int = 1) -> None:
-        self.pool, self.name = pool, name
+    def __init__(
+        self, cluster: Cluster, pool: Members, name: str, role: type[Role], place_size: int
+    ) -> None:
+        self.cluster, self.pool, self.name = cluster, pool, name
         self.num_places = pool.num_ranks // place_size
         self._methods = {
-            method: GroupMethod(pool, name, method, dispatch, place_size)
+            method: GroupMethod(cluster, pool, name, method, dispatch, place_size)
             for method, dispatch in dispatched_methods(role).items()
         }
 

@@ -15,12 +15,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridengine._core import UsageError
 from hybridengine.processes.search_path import current_folder
-from hybridengine.rlhf.workers import placement
+from hybridengine.rlhf.workers import reservation
 from hybridengine.rlhf.workers.cluster import Cluster
 from hybridengine.rlhf.workers.group import WorkerGroup, sending
-from hybridengine.rlhf.workers.placement import PoolSpec
 from hybridengine.rlhf.workers.rank import ASIDE, RankProcess
 from hybridengine.rlhf.workers.reference import Reference
+from hybridengine.rlhf.workers.reservation import PoolSpec
 from hybridengine.rlhf.workers.role import Role
 from hybridengine.rlhf.workers.waiting import Call, wait_for
 
@@ -99,7 +99,7 @@ class Pool:
             sent = self._submit("start_role", name, role, config)
         self.roles.append(name)
         self._wait(name, "__init__", sent)
-        return WorkerGroup(self, name, role, place_size)
+        return WorkerGroup(self.cluster, self, name, role, place_size)
 
     def watch(self, rank: int, method: str) -> Any:
         """A method that is answered while another one runs."""
@@ -133,7 +133,7 @@ class Pool:
         self._failure = failure
         for process in self.processes:
             ray.kill(process)
-        placement.release({self.name: self._place})
+        reservation.release({self.name: self._place})
 
     def _submit(self, method: str, *args: Any) -> list[Any]:
         """`method` of RankProcess on every rank, with the same arguments: Ray's refs, by rank."""
@@ -141,7 +141,7 @@ class Pool:
 
     def _wait(self, role: str, method: str, refs: list[Any]) -> list[Any]:
         limit_s = max(self.cluster.config.timeout_s, _START_S)
-        return wait_for(Call(self, role, method, refs, limit_s))
+        return wait_for(Call(self.cluster, self, role, method, refs, limit_s))
 
 
 def create_pools(
@@ -160,9 +160,9 @@ def create_pools(
         if any(pool.name == name for pool in cluster.pools):
             raise UsageError(f"the cluster has a pool {name!r} already. Give it another name.")
     if cluster.local:
-        placement.check_total(specs)
+        reservation.check_total(specs)
     limit_s = cluster.config.placement_timeout_s if timeout_s is None else timeout_s
-    places = placement.reserve(specs, limit_s)
+    places = reservation.reserve(specs, limit_s)
     pools = {name: Pool(cluster, name, spec, places[name]) for name, spec in specs.items()}
     for pool in pools.values():
         pool.meet()

@@ -82,9 +82,9 @@ class RankProcess:
     def _prepare(self) -> tuple[str, int]:
         import torch.distributed as dist
 
-        from hybridengine.rlhf.workers import transfer
+        from hybridengine.rlhf.workers import wire
 
-        transfer.register()
+        wire.register()
         host = _host()
         if self._rank != 0:
             return host, 0

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from hybridengine.rlhf.workers.cluster import Cluster
 from hybridengine.rlhf.workers.failure import DIED, ECHO, LAST_WORDS_S, ORIGIN_S, RAISED, Failure
+from hybridengine.rlhf.workers.members import Members
 from hybridengine.rlhf.workers.rank import Running
-
-if TYPE_CHECKING:
-    from hybridengine.rlhf.workers.pool import Pool
 
 # A rank that computes answers within some milliseconds; one that swaps may take a while.
 _ANSWER_S = 5.0
@@ -31,7 +30,8 @@ class Call:
     `role` is empty for what ranks do before they have one. `timeout_s`: without progress.
     """
 
-    pool: Pool
+    cluster: Cluster
+    pool: Members
     role: str
     method: str
     refs: list[Any]
@@ -45,11 +45,11 @@ def wait_for(call: Call) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Fault:
     """A failure and where it was."""
 
     failure: Failure
-    pool: Pool
+    pool: Members
     rank: int
     role: str
 
@@ -57,13 +57,13 @@ class _Place:
 class _Wait:
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._cluster = call.pool.cluster
+        self._cluster = call.cluster
         self._answers = {ref: rank for rank, ref in enumerate(call.refs)}  # not here yet
         self._ends = {
             ref: (pool, rank) for pool in self._cluster.pools for rank, ref in enumerate(pool.ends)
         }
         self._results: dict[int, Any] = {}
-        self._failures: list[_Place] = []
+        self._failures: list[_Fault] = []
         self._deadline = time.monotonic() + call.timeout_s
 
     def results(self) -> list[Any]:
@@ -99,9 +99,9 @@ class _Wait:
         else:
             self._results[rank] = outcome.value
 
-    def _fail(self, failure: Failure, pool: Pool, rank: int) -> None:
+    def _fail(self, failure: Failure, pool: Members, rank: int) -> None:
         role = self._call.role if pool is self._call.pool else ", ".join(pool.roles)
-        self._failures.append(_Place(failure, pool, rank, role))
+        self._failures.append(_Fault(failure, pool, rank, role))
         nearest = min(place.failure.distance for place in self._failures)
         wait_s = ORIGIN_S if nearest == ECHO else LAST_WORDS_S
         if len(self._failures) == 1 or nearest != ECHO:
@@ -137,7 +137,7 @@ class _Wait:
             self._deadline = time.monotonic() + limit_s - max(idle_s, default=0.0)
 
 
-def _states(pool: Pool, ranks: list[int], limit_s: float) -> dict[int, Running | None]:
+def _states(pool: Members, ranks: list[int], limit_s: float) -> dict[int, Running | None]:
     """What each rank does; None where it does not answer within `limit_s`."""
     asked = {rank: pool.watch(rank, "state") for rank in ranks}
     answered, _ = ray.wait(list(asked.values()), num_returns=len(ranks), timeout=limit_s)

@@ -1,4 +1,4 @@
-"""transfer: how tensors travel in Ray's messages and lie in its object store.
+"""wire: how tensors travel in Ray's messages and lie in its object store.
 
 Ray's own way copies a tensor's whole storage through a stream. Here only the tensor's bytes travel,
 beside the message, and are copied once where they arrive: the store's memory is read-only, and

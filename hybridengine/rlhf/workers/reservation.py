@@ -1,4 +1,4 @@
-"""placement: room in the cluster for the ranks of pools, for all of them or for none."""
+"""reservation: room in the cluster for the ranks of pools, for all of them or for none."""
 
 from __future__ import annotations
 
