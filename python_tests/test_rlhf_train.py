@@ -66,7 +66,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["trainer.ranks=2"],
+        pytest.param(["trainer.ranks=2"], marks=pytest.mark.soak),  # three and tp go further
         ["trainer.ranks=3", "actor.max_tokens_per_gpu=40", "critic.max_tokens_per_gpu=30"],
         ["trainer.ranks=2", "rollout.tp_size=2", "actor.sequence_packing=false"],
         [

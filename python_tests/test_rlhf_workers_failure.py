@@ -208,9 +208,10 @@ def test_echoes_of_a_failure_are_told_from_its_cause(error: Exception, distance:
         (signal.SIGINT, True, {-signal.SIGINT}),  # as a terminal does: to every process
         # Inside of a call of Ray's it makes SystemExit(1) of any other.
         (signal.SIGTERM, False, {1, 128 + signal.SIGTERM}),
-        (signal.SIGTERM, True, {1, 128 + signal.SIGTERM}),  # as a batch system does
         (signal.SIGKILL, False, {-signal.SIGKILL}),
-        (signal.SIGKILL, True, {-signal.SIGKILL}),
+        # As a batch system does; less is left to the processes themselves than above.
+        pytest.param(*(signal.SIGTERM, True, {1, 128 + signal.SIGTERM}), marks=pytest.mark.soak),
+        pytest.param(*(signal.SIGKILL, True, {-signal.SIGKILL}), marks=pytest.mark.soak),
     ],
 )
 def test_the_end_of_the_controller_ends_everything(

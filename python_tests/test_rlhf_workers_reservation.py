@@ -71,41 +71,47 @@ class TestTwoHosts:
         _until_available(two_hosts, 4)
 
 
-def test_too_many_ranks_for_a_local_cluster_are_refused_at_once() -> None:
-    """B25: 2 CPUs, and two roles that ask for 2 each: an error within 30 s (of a local Ray at once,
-    for it gets no more hosts) with what each asked and what there is; both CPUs are free after."""
-    with Cluster.start(schema.Cluster(placement_timeout_s=60.0), num_cpus=2) as cluster:
+class TestOneHost:
+    """A local Ray of two CPUs."""
+
+    @pytest.fixture(scope="class")
+    def local(self) -> Iterator[Cluster]:
+        with Cluster.start(schema.Cluster(placement_timeout_s=60.0), num_cpus=2) as cluster:
+            yield cluster
+
+    def test_too_many_ranks_are_refused_at_once(self, local: Cluster) -> None:
+        """B25: 2 CPUs, and two roles that ask for 2 each: an error within 30 s (of a local Ray at
+        once, for it gets no more hosts) with what each asked and what there is; both CPUs are free
+        after."""
         start = time.monotonic()
         with pytest.raises(
             PlacementError, match=r"asks for 3 ranks of 1 CPU; available are 2 of 2"
         ):
-            Pool.create(cluster, "train", 3)
+            Pool.create(local, "train", 3)
         with pytest.raises(PlacementError, match=r"or for less .*: cluster\.cpus_per_rank=0\.33\."):
-            Pool.create(cluster, "train", 6)
+            Pool.create(local, "train", 6)
         with pytest.raises(PlacementError, match=r"less of a CPU each \(cluster\.cpus_per_rank\)"):
-            Pool.create(cluster, "train", 500)
+            Pool.create(local, "train", 500)
         with pytest.raises(PlacementError, match=r"Use trainer\.device=cpu \(or auto\)\.$"):
-            Pool.create(cluster, "train", 1, gpus_per_rank=1)
+            Pool.create(local, "train", 1, gpus_per_rank=1)
         asked = r"actor asks for 2 ranks of 1 CPU.* rollout asks for 2 ranks of 1 CPU"
         with pytest.raises(PlacementError, match=rf"{asked}.*available are 2 of 2 CPU"):
-            create_pools(cluster, {"actor": PoolSpec(2), "rollout": PoolSpec(2)})
+            create_pools(local, {"actor": PoolSpec(2), "rollout": PoolSpec(2)})
         with pytest.raises(PlacementError, match=r"1 ranks of 1 CPU and 1 GPU; .* 0 of 0 GPU"):
-            Pool.create(cluster, "train", 1, gpus_per_rank=1)
+            Pool.create(local, "train", 1, gpus_per_rank=1)
         assert time.monotonic() - start < 10.0
         with pytest.raises(UsageError, match="pool 'train' has 0 ranks"):
-            Pool.create(cluster, "train", 0)
+            Pool.create(local, "train", 0)
         # Ranks that ask for no CPU fit anywhere.
-        assert Pool.create(cluster, "train", 3, cpus_per_rank=0).num_ranks == 3
-        _until_available(cluster, 2)
+        assert Pool.create(local, "train", 3, cpus_per_rank=0).num_ranks == 3
+        _until_available(local, 2)
 
-
-def test_one_process_uses_one_ray() -> None:
-    with Cluster.start(schema.Cluster(), num_cpus=1) as first:
+    def test_one_process_uses_one_ray(self, local: Cluster) -> None:
         with Cluster.start(schema.Cluster()) as second:
-            assert second.available() == first.available()
+            assert second.available() == local.available()
         with pytest.raises(UsageError, match="this process uses another Ray already"):
             Cluster.start(schema.Cluster(address="127.0.0.1:1"))
-        assert first.available()["CPU"] == 1  # the second one closed nothing
+        assert local.available()["CPU"] == 2  # the second one closed nothing
 
 
 @pytest.mark.parametrize(
