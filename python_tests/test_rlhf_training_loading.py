@@ -20,6 +20,7 @@ from hybridengine.rlhf.config.roles import Lora, Sharding
 from hybridengine.rlhf.config.schema import Model
 from hybridengine.rlhf.training.loading import build_model
 from hybridengine.rlhf.training.lora import add_adapters
+from hybridengine.rlhf.training.models import empty_model
 from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.sharding import shard
 
@@ -157,3 +158,23 @@ def test_names_of_a_bare_backbone_and_weights_that_are_kept_apart(tmp_path: Path
     module = _shards(Model(path=str(tmp_path / "experts")), 2)
     for name, each in experts.named_parameters():
         assert local(module.get_parameter(name)).equal(_rows(each.detach().double(), 2)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_adapters_are_those_that_peft_draws(dtype: torch.dtype) -> None:
+    """Also on a model without memory, and without a trace in torch's own generator."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    theirs = make(dtype=dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        options = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear")
+        inject_adapter_in_model(options, theirs, adapter_name="default")
+    expected = {name: each for name, each in theirs.named_parameters() if ".lora_" in name}
+    for module in (make(dtype=dtype), empty_model(Model(config=facts()), "policy", dtype=dtype)):
+        state = torch.random.get_rng_state()
+        add_adapters(module, Lora(rank=3, alpha=6.0), 5)
+        assert state.equal(torch.random.get_rng_state())
+        found = dict(module.named_parameters())
+        for name, each in expected.items():
+            assert found[name].dtype == dtype and found[name].equal(each), name

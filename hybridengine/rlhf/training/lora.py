@@ -37,20 +37,30 @@ def add_adapters(module: nn.Module, lora: Lora, seed: int) -> nn.Module:
         target_modules=list(lora.target_modules) or "all-linear",
     )
     module.requires_grad_(False)
-    try:
-        inject_adapter_in_model(options, module, adapter_name=_ADAPTER)
-    except ValueError:
-        raise UsageError(
-            f"actor.lora.target_modules={list(lora.target_modules)} names no linear layer of "
-            f"{type(module).__name__}. Use names like q_proj, or leave it empty for all."
-        ) from None
     with torch.random.fork_rng(devices=[]):
+        try:
+            inject_adapter_in_model(options, module, adapter_name=_ADAPTER)
+        except ValueError:
+            raise UsageError(
+                f"actor.lora.target_modules={list(lora.target_modules)} names no linear layer of "
+                f"{type(module).__name__}. Use names like q_proj, or leave it empty for all."
+            ) from None
         torch.manual_seed(seed)
         for _, layer in _adapted(module):
-            for adapter in (layer.lora_A, layer.lora_B):
-                adapter.to_empty(device="cpu")  # where the layer has no memory, it had none either
-            layer.reset_lora_parameters(_ADAPTER, True)
+            _draw(layer)
     return module.eval()
+
+
+def _draw(layer: Any) -> None:
+    """The numbers that peft draws when it makes the adapters of a layer, in float32: where the
+    layer has no memory, they lost theirs."""
+    adapters = (layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER])
+    dtype = adapters[0].weight.dtype
+    for each in adapters:
+        each.to_empty(device="cpu").float().reset_parameters()
+    layer.reset_lora_parameters(_ADAPTER, True)
+    for each in adapters:
+        each.to(dtype)
 
 
 def plain_name(name: str) -> str:
