@@ -1,6 +1,7 @@
 """Runs of the trainer on one rank: every algorithm learns."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,59 @@ def test_every_algorithm_finds_what_pays(tmp_path: Path, overrides: list[str]) -
     assert rewards[0] < 0.4
     assert sum(rewards[-3:]) / 3 > 0.85
     assert all(metrics.get("actor/ratio_max_error", 0) == 0 for metrics in run.loop.history)
+
+
+_AHEAD = ["trainer.staleness=1", "trainer.placement=standalone"]
+
+
+def test_one_step_off_learns_from_what_the_weights_before_the_last_said(tmp_path: Path) -> None:
+    config = _config(tmp_path, "trainer.steps=30", "algorithm.advantage=grpo", *_AHEAD)
+    found = []
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        with rlhf_local_roles.one_rank(tmp_path / part) as context:
+            run = _Run(config, context, tmp_path / part)
+            found.append(run.rewards())
+    assert found[0] == found[1]  # whichever of the two was faster
+    assert sum(found[0][-3:]) / 3 > 0.85
+    steps = run.loop.history
+    assert [metrics["rollout/staleness"] for metrics in steps] == [0.0] + [1.0] * 29
+    # Old log-probs are of the weights that train, and the weight of a token makes up for it.
+    assert steps[0]["actor/mismatch_max"] < 1e-5 < steps[1]["actor/mismatch_max"]
+    assert steps[0]["actor/correction"] == pytest.approx(1) != steps[1]["actor/correction"]
+    assert all(metrics["actor/ratio_max_error"] == 0 for metrics in steps)
+
+
+def test_one_step_off_goes_on_with_the_prompts_that_nobody_learned_from(tmp_path: Path) -> None:
+    config = _config(tmp_path, "trainer.steps=3", "algorithm.advantage=grpo", *_AHEAD)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        stopped = _Run(config, context, tmp_path)
+        run.rewards()
+        stopped.loop.config.trainer.steps = 4  # the fourth batch is being made when it is saved
+        states = []
+        stopped.loop.save = lambda: states.append(stopped.loop._batches.state_dict())
+        stopped.loop.config.trainer.save_interval = 3
+        stopped.loop.run(Sinks([]))
+    assert states == [run.loop._batches.state_dict()]
+
+
+def test_what_fails_while_it_is_made_ahead_ends_the_run(tmp_path: Path) -> None:
+    config = _config(tmp_path, "trainer.steps=3", "algorithm.advantage=grpo", *_AHEAD)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        run = _Run(config, context, tmp_path)
+        rollouts, calls = run.source.rollouts, []
+
+        def fails(*arguments: Any) -> Any:
+            calls.append(threading.current_thread().name)
+            if len(calls) == 3:
+                raise UsageError("the reward is gone")
+            return rollouts(*arguments)
+
+        run.source.rollouts = fails
+        with pytest.raises(UsageError, match="the reward is gone"):
+            run.rewards()
+    assert calls == ["MainThread", "next batch", "next batch"] and run.loop.step == 2
 
 
 def test_a_step_of_nothing_but_masked_responses_changes_nothing(tmp_path: Path) -> None:

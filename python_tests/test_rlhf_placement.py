@@ -62,7 +62,9 @@ def test_pools(placement: str, pools: dict[str, int]) -> None:
     specs = pool_specs(config, pools_of(config, placement))
     assert {name: spec.num_ranks for name, spec in specs.items()} == pools
     assert all(spec.cpus_per_rank == 0.25 for spec in specs.values())
-    assert {"actor", "reference", "reward"} <= set(pools_of(config, placement)["train"].roles)
+    assert {"actor", "reference"} <= set(pools_of(config, placement)["train"].roles)
+    scoring = "rollout" if placement == "standalone" else "train"
+    assert {"rollout", "reward"} <= set(pools_of(config, placement)[scoring].roles)
     assert {key_of_ranks(config, name) for name in pools} <= _SHORTHANDS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridengine.rlhf.config.by_place import GSPO_AGGREGATION, aggregation_of
+from hybridengine.rlhf.config.by_place import GSPO_AGGREGATION, aggregation_of, correction_of
 from hybridengine.rlhf.config.schema import Config
 
 # They compare the responses to one prompt with each other.
@@ -103,7 +103,7 @@ def _support(config: Config) -> Iterator[str]:
         cuts.append(f"rollout.top_k={rollout.top_k}")
     if rollout.min_tokens > 0:
         cuts.append(f"rollout.min_tokens={rollout.min_tokens}")
-    if cuts and config.data.mode == "online" and config.algorithm.rollout_correction == "none":
+    if cuts and config.data.mode == "online" and correction_of(config) == "none":
         yield (
             f"{' and '.join(cuts)} samples among part of the tokens, the trainer's log-probs are "
             "over all: their ratio is not 1. Set algorithm.rollout_correction=token, or "

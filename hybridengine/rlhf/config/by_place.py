@@ -5,7 +5,7 @@ Not a check: what does not fit, where it is set, is refused in algorithm_checks.
 
 from __future__ import annotations
 
-from hybridengine.rlhf.config.schema import Algorithm
+from hybridengine.rlhf.config.schema import Algorithm, Config
 
 GSPO_AGGREGATION = "seq-mean-token-mean"
 
@@ -23,3 +23,10 @@ def aggregation_of(algorithm: Algorithm) -> str:
     if algorithm.loss_aggregation is not None:
         return algorithm.loss_aggregation
     return GSPO_AGGREGATION if algorithm.policy_loss == "gspo" else "token-mean"
+
+
+def correction_of(config: Config) -> str:
+    """The correction for responses that other weights drew than those that train."""
+    if config.algorithm.rollout_correction is not None:
+        return config.algorithm.rollout_correction
+    return "token" if config.trainer.staleness else "none"

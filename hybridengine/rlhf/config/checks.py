@@ -288,6 +288,27 @@ def _pools(config: Config) -> Iterator[str]:
         )
 
 
+def _staleness(config: Config) -> Iterator[str]:
+    """Whoever generates while others train has ranks of its own."""
+    if not config.trainer.staleness:
+        return
+    if config.data.mode == "offline":
+        yield (
+            "trainer.staleness is 1, but data.mode is offline, where nothing is generated. Set "
+            "trainer.staleness=0."
+        )
+        return
+    for name, pool in pools_of(config, config.trainer.placement).items():
+        trained = [role for role in pool.roles if role in ("actor", "critic", "reference")]
+        if trained and {"rollout", "reward"} & set(pool.roles):
+            how = f"pools.{name}" if config.pools else "trainer.placement"
+            mend = "Give them pools of their own" if config.pools else f"Set {how}=standalone"
+            yield (
+                "trainer.staleness is 1, so that rollout and reward work while the others train, "
+                f"but {how} puts them on the ranks of {' and '.join(trained)}. {mend}."
+            )
+
+
 def _environments(config: Config) -> Iterator[str]:
     if config.environments and config.data.mode == "offline":
         yield (
@@ -310,6 +331,7 @@ def _lora(config: Config) -> Iterator[str]:
 _RULES = (
     *(_run, _model, _data, _offline, _lengths, _batches, _strategies, _rewards, _loggers, _files),
     *(_betas, _shards, _pools, _tensor_parallel, _device, _lora, _environments, _evaluations),
+    _staleness,
     *ALGORITHM_RULES,
 )
 _PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas, _shards)

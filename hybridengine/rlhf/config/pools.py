@@ -5,7 +5,7 @@
 
     colocate    train: actor, rollout, reference, reward, critic, reward_model
     split       train: actor, rollout, reference, reward      aux: critic, reward_model
-    standalone  train: actor, reference, reward   rollout: rollout   aux: critic, reward_model
+    standalone  train: actor, reference   rollout: rollout, reward   aux: critic, reward_model
 """
 
 from __future__ import annotations
@@ -49,6 +49,6 @@ def _shorthand(config: Config, placement: str) -> dict[str, Pool]:
 
 
 def _pool_by_placement(role: str, placement: str) -> str:
-    if placement == "standalone" and role == "rollout":
+    if placement == "standalone" and role in ("rollout", "reward"):
         return "rollout"
     return "aux" if placement in ("split", "standalone") and role in _AUX else TRAIN

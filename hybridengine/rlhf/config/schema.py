@@ -220,8 +220,12 @@ class Algorithm(Section):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy in the loss")
     kl_coef: float = Field(0.01, ge=0, description="weight of the KL to the reference")
     kl: Kl = Field(Kl(), description="the KL to the reference")
-    rollout_correction: Literal["none", "token", "sequence"] = Field(
-        "none", description="truncated weights for engine and trainer that differ"
+    rollout_correction: Literal["none", "token", "sequence"] | None = Field(
+        None,
+        description=(
+            "truncated weights for rollout and trainer that differ; null: token with "
+            "trainer.staleness, else none"
+        ),
     )
     rollout_correction_cap: float = Field(2.0, gt=0, description="largest of these weights")
     group_filter: Literal["none", "dapo"] = Field(
@@ -252,6 +256,15 @@ class Trainer(Section):
         1, ge=1, description="processes of the rollout's own pool (standalone)"
     )
     aux_ranks: int = Field(1, ge=1, description="processes of the other pools (split, standalone)")
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description=(
+            "steps that the weights which generate are behind; 1: the next responses are made, on "
+            "ranks of their own, while the learner trains"
+        ),
+    )
     steps: int | None = Field(
         None, ge=1, description="steps after which training ends; null: by epochs"
     )

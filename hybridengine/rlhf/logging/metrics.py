@@ -67,6 +67,7 @@ _ROLLOUT = (
     Metric("rollout/tokens", "tokens", "all responses together"),
     Metric("rollout/length", "tokens", "mean length of a response"),
     Metric("rollout/truncated", "share", "responses that were cut at their largest length"),
+    Metric("rollout/staleness", "steps", "that the weights which generated were behind", _ONLINE),
     Metric("rollout/rounds", "count", "draws until the batch was full", "with a group filter"),
     Metric("rollout/kept_groups", "count", "groups that the filter kept", "with a group filter"),
     Metric(
@@ -89,7 +90,7 @@ _ACTOR = (
         "actor/correction",
         "ratio",
         "mean weight of the correction for rollout log-probs",
-        "with `algorithm.rollout_correction`",
+        "with `algorithm.rollout_correction` or `trainer.staleness`",
     ),
     Metric(
         "actor/mismatch_mean", "nats", "mean distance of log-probs, trainer and rollout", _ONLINE
@@ -152,6 +153,12 @@ _TIME = (
     Metric("time/step", "seconds", "the whole step"),
     Metric("time/controller", "seconds", "the part of it in which no role computed"),
     Metric("time/rollout", "seconds", "generating", _ONLINE),
+    Metric(
+        "time/waiting",
+        "seconds",
+        "for responses that are made beside the training; `time/rollout` is no part of the step",
+        "with `trainer.staleness`",
+    ),
     Metric("time/reward", "seconds", "scoring, by functions and models"),
     Metric("time/log_probs", "seconds", "old log-probs, and those of the reference"),
     Metric("time/values", "seconds", "values of the critic", _WITH_CRITIC),

@@ -68,7 +68,7 @@ def with_advantages(
         columns["mask"] = batch.flat(mask)
     if result.returns is not None:
         columns["returns"] = batch.flat(result.returns)
-    if algorithm.rollout_correction != "none":
+    if algorithm.rollout_correction not in (None, "none"):
         correct = rollout_correction.bind(
             algorithm.rollout_correction, cap=algorithm.rollout_correction_cap
         )

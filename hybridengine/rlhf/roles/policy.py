@@ -9,6 +9,7 @@ import torch
 
 from hybridengine.rlhf.algorithms import sum_over
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.config.by_place import correction_of
 from hybridengine.rlhf.config.role_names import actor_is_reference, measures_kl
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
@@ -34,6 +35,9 @@ class ActorRole(TrainedRole):
         self.passes = self.make_passes(config.rollout.temperature)
         updates = total_updates(config, actor.ppo_epochs, config.critic.warmup_steps)
         self.optimizer = self.make_optimizer(actor.lr, updates)
+        self._algorithm = config.algorithm.model_copy(
+            update={"rollout_correction": correction_of(config)}
+        )
         self._update = PolicyUpdate(self.passes, self.optimizer, config, context.data_comm)
         self._merged = merged_tensors(self.module) if actor.lora.enable else None
         self._transfer: Transfer | None = None
@@ -84,7 +88,7 @@ class ActorRole(TrainedRole):
         batch = shard[0].merged(*shard[1:])
         columns, means = with_advantages(
             batch,
-            self.config.algorithm,
+            self._algorithm,
             kl_coef=kl_coef,
             num_groups=num_groups,
             all_reduce=sum_over(self.context.data_comm),

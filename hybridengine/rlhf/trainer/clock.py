@@ -22,10 +22,13 @@ class Clock:
     def seconds(self, name: str) -> float:
         return self._stages.get(name, 0.0)
 
+    def stages(self) -> dict[str, float]:
+        return {f"time/{name}": seconds for name, seconds in self._stages.items()}
+
     def metrics(self) -> dict[str, float]:
         step = time.perf_counter() - self._began
         return {
             "time/step": step,
             "time/controller": max(step - sum(self._stages.values()), 0.0),
-            **{f"time/{name}": seconds for name, seconds in self._stages.items()},
+            **self.stages(),
         }

@@ -10,12 +10,12 @@ from typing import Any
 from hybridengine.rlhf.algorithms import KLController, kl_controller
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.logging import Sinks
+from hybridengine.rlhf.trainer.batches import Batches, Made
 from hybridengine.rlhf.trainer.changes import flat
 from hybridengine.rlhf.trainer.checkpoints import Checkpoints, say_if_it_fails
 from hybridengine.rlhf.trainer.clock import Clock
 from hybridengine.rlhf.trainer.evaluation import HeldOut, evaluated
 from hybridengine.rlhf.trainer.record import Record
-from hybridengine.rlhf.trainer.scored import Scored
 from hybridengine.rlhf.trainer.source import Source
 from hybridengine.rlhf.trainer.step import Steps
 
@@ -64,6 +64,7 @@ class Loop:
         self.config, self.record = config, Record()
         self._steps, self._source = steps, source
         self._checkpoints, self.held_out, self._began = checkpoints, held_out, began
+        self._batches = Batches(source, steps)
         self._kl = make_controller(config)
 
     @property
@@ -75,6 +76,11 @@ class Loop:
     def step(self) -> int:
         """The last that was done."""
         return self.record.step
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether batches are made while the step before trains."""
+        return self.config.trainer.staleness > 0
 
     @property
     def seconds(self) -> float:
@@ -107,6 +113,8 @@ class Loop:
                 say_if_it_fails(self.save)
         if self.step < limit:
             self._evaluate_last(sinks)
+        if self._ahead:
+            self.catch_up()
         return Ending(self.step, limit, trainer.time_limit_s if self.step < limit else None)
 
     def save(self) -> None:
@@ -114,17 +122,26 @@ class Loop:
         state = {
             "config": flat(self.config),
             "record": asdict(replace(self.record, seconds=self.seconds)),
-            "source": self._source.state_dict(),
+            "source": self._batches.state_dict(),
             "kl": _fields(self._kl),
         }
         self._checkpoints.save(self.step, state)
 
     def evaluate(self) -> dict[str, float]:
-        """Of the sets that are held out; nothing where there are none."""
+        """Of the sets that are held out, by the newest weights; nothing where there are none."""
+        if not self.held_out:
+            return {}
+        self.catch_up()
         found: dict[str, float] = {}
         for each in self.held_out:
             found |= evaluated(self._steps, each)
         return found
+
+    def catch_up(self) -> None:
+        """The rollout is at rest then, and has the weights of the last step."""
+        self._batches.settle()
+        if self._steps.roles.rollout is not None and self._steps.version != self.step:
+            self._steps.sync(self.step, Clock())
 
     def _evaluate_last(self, sinks: Sinks) -> None:
         """Where a time limit ended the run behind a step that was not."""
@@ -136,25 +153,33 @@ class Loop:
 
     def _one_step(self, step: int) -> dict[str, float]:
         clock = Clock()
-        scored, metrics = self._source.rollouts(self._steps, clock)
-        if len(scored.rows):
-            metrics |= self._learn(scored, step, clock)
-        metrics |= clock.metrics()
-        if clock.seconds("rollout") > 0:  # offline nothing is generated
+        made = self._batches.take(clock)
+        metrics = made.metrics
+        if self._ahead:
+            if self._steps.version != step - 1:
+                metrics |= self._steps.sync(step - 1, clock)
+            if step != self.config.trainer.steps:
+                self._batches.make_next()
+        if len(made.scored.rows):
+            metrics |= self._learn(made, step, clock)
+        metrics |= made.clock.stages() | clock.metrics()
+        if made.clock.seconds("rollout") > 0:  # offline nothing is generated
+            metrics["rollout/staleness"] = float(step - 1 - made.version)
             tokens = metrics["rollout/tokens"]
-            metrics["time/tokens_per_second"] = tokens / clock.seconds("rollout")
+            metrics["time/tokens_per_second"] = tokens / made.clock.seconds("rollout")
         return metrics
 
-    def _learn(self, scored: Scored, step: int, clock: Clock) -> dict[str, float]:
-        """Updates the weights and moves them to the rollout."""
+    def _learn(self, made: Made, step: int, clock: Clock) -> dict[str, float]:
+        """Updates the weights and moves them to the rollout, unless that generates."""
+        scored = made.scored
         sent = self._steps.learn(
             scored,
             step=step,
             kl=self._kl,
-            baselines=self._source.baselines(self._steps, scored, clock),
+            baselines=made.baselines,
             train_actor=step > self.config.critic.warmup_steps,
         )
-        online = self._steps.roles.rollout is not None
+        online = self._steps.roles.rollout is not None and not self._ahead
         syncing = self._steps.send_sync(step) if online else []
         metrics = sent.results(clock)
         metrics["actor/kl_coef"] = self._kl.coef

@@ -35,6 +35,7 @@ class Steps:
     def __init__(self, config: Config, roles: Roles) -> None:
         self.config, self.roles = config, roles
         self.learn = Learner(config, roles).learn
+        self.version = -1  # of the weights that the rollout has, or will have when it is asked
         self._failures = RewardFailures()
         self._filter = group_filter.get(config.algorithm.group_filter)
 
@@ -114,6 +115,7 @@ class Steps:
         `version`: the step that they are of, 0 before the first."""
         rollout, actor = self.roles.rollout, self.roles.actor
         assert rollout is not None
+        self.version = version
         sending = [] if self.roles.colocated else [actor.send.remote()]
         return [*sending, rollout.sync.remote(version)]
 

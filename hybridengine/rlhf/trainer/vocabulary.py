@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridengine._core import UsageError
+from hybridengine.rlhf.config.by_place import correction_of
 from hybridengine.rlhf.config.role_names import roles_of
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import EncodedResponse
@@ -79,7 +80,7 @@ def check_tokens(config: Config, encoded: Sequence[EncodedResponse]) -> None:
     """Throws UsageError for the first response with ids that the model has no row for, or without
     the log-probs that a correction compares with."""
     rows = _num_rows(config.model.path, config.model.config, "model")
-    corrected = config.algorithm.rollout_correction != "none"
+    corrected = correction_of(config) != "none"
     for each in encoded:
         tokens, name = each.sample.tokens, each.sample.name()
         if rows is not None and max(each.ids) >= rows:
@@ -90,7 +91,7 @@ def check_tokens(config: Config, encoded: Sequence[EncodedResponse]) -> None:
         if corrected and (tokens is None or tokens.log_probs is None):
             raise UsageError(
                 f"{name}: there are no log_probs, which algorithm.rollout_correction="
-                f"{config.algorithm.rollout_correction} compares with. Set it to none, or give "
+                f"{correction_of(config)} compares with. Set it to none, or give "
                 "rollouts as trainer.save_rollouts writes them."
             )
 
