@@ -21,7 +21,7 @@ from typing import Any
 # Where a run is killed: behind what this function did.
 IN_A_STEP = "hybridengine.rlhf.training.ppo.PolicyUpdate.update"
 IN_A_SAVE = "torch.distributed.checkpoint.state_dict_saver.save"  # files are written, not named
-IN_AN_EXPORT = "hybridengine.rlhf.training.state.write_hf"  # the same
+IN_AN_EXPORT = "hybridengine.rlhf.training.export.write_checkpoint"  # the same
 
 
 class RunHost:

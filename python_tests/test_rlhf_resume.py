@@ -21,6 +21,7 @@ _FOUR = [
     "trainer.eval_interval=3",
     "run.name=run",
 ]
+_MEASURED = ("/memory_share", "/tokens_per_second", "/flops_share")
 _LORA = [
     *("actor.lora.enable=true", "actor.lora.rank=4", "actor.lora.dropout=0.5"),
     *("algorithm.advantage=grpo", "algorithm.kl_coef=0.1"),
@@ -48,7 +49,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         {
             name: value
             for name, value in json.loads(line).items()
-            if not name.startswith("time/") and name != "reshard/memory_share"
+            if not name.startswith("time/") and not name.endswith(_MEASURED)
         }
         for line in lines
     ]

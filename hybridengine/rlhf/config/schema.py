@@ -298,6 +298,14 @@ class Trainer(Section):
             "auto: the CPU, since weights are moved in host memory; cuda: only where none are moved"
         ),
     )
+    peak_tflops: float | None = Field(
+        None,
+        gt=0,
+        description=(
+            "10^12 FLOPs a second that a rank can reach, for flops_share; "
+            "null: measured by a product of large matrices"
+        ),
+    )
 
 
 Role = Literal["actor", "rollout", "reference", "reward", "critic", "reward_model"]

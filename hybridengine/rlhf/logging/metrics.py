@@ -33,6 +33,9 @@ _HELD_OUT = "where pairs are held out"
 
 _REWARD = (
     Metric("reward/mean", "score", "mean of the task's scores over all responses"),
+    Metric("reward/std", "score", "their standard deviation, over n"),
+    Metric("reward/min", "score", "the least of them"),
+    Metric("reward/max", "score", "the largest"),
     Metric("reward/shaped", "score", "the same with the penalty for overlong responses"),
     Metric("reward/errors", "count", "samples that a [reward](rewards.md) failed on"),
     Metric(
@@ -66,6 +69,9 @@ _EVALUATION = (
 _ROLLOUT = (
     Metric("rollout/tokens", "tokens", "all responses together"),
     Metric("rollout/length", "tokens", "mean length of a response"),
+    Metric("rollout/length_std", "tokens", "standard deviation of lengths, over n"),
+    Metric("rollout/length_min", "tokens", "the shortest response"),
+    Metric("rollout/length_max", "tokens", "the longest"),
     Metric("rollout/truncated", "share", "responses that were cut at their largest length"),
     Metric("rollout/staleness", "steps", "that the weights which generated were behind", _ONLINE),
     Metric("rollout/rounds", "count", "draws until the batch was full", "with a group filter"),
@@ -121,6 +127,8 @@ _STEPS = (
 _BATCH = (
     ("tokens", "tokens", "trainable tokens of the batch"),
     ("updates", "count", "optimizer steps"),
+    ("tokens_per_second", "tokens/s", "of all rows with their prompts, over all passes"),
+    ("flops_share", "share", "model FLOPs of the update, of what its ranks can reach in that time"),
     ("stopped", "flag", "1 where `algorithm.kl.limit` ended the update early; a critic goes on"),
 )
 _CRITIC = (

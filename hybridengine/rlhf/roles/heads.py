@@ -39,8 +39,10 @@ class CriticRole(TrainedRole):
     @dispatch("by_place")
     def update(self, batch: Batch) -> dict[str, float]:
         """The optimizer steps of one step of training; means over all ranks."""
+        peak = self.peak_flops()
         began = time.perf_counter()
-        return {**self._update.update(batch), "seconds": time.perf_counter() - began}
+        metrics = self._update.update(batch)
+        return {**metrics, "peak": peak, "seconds": time.perf_counter() - began}
 
 
 class RewardModelRole(Role):

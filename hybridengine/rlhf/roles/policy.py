@@ -100,9 +100,10 @@ class ActorRole(TrainedRole):
     @dispatch("by_place")
     def update(self, batch: Batch, kl_coef: float) -> dict[str, float]:
         """The optimizer steps of one step of training; means over all ranks."""
+        peak = self.peak_flops()
         began = time.perf_counter()
         metrics = self._update.update(batch, kl_coef=kl_coef)
-        return {**metrics, "seconds": time.perf_counter() - began}
+        return {**metrics, "peak": peak, "seconds": time.perf_counter() - began}
 
     @dispatch(collect="first")
     def open_meeting(self) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.training.export import export_hf
+from hybridengine.rlhf.training.flops import measured_peak
 from hybridengine.rlhf.training.models import Kind, export_dtype
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
@@ -52,6 +53,13 @@ class TrainedRole(Role):
         steady = {"schedule": "constant", "warmup_steps": 0}
         options = self._section.optimizer.model_copy(update=steady)
         return ShardedAdamW(self.module, options, lr, comm=self.context.comm)
+
+    def peak_flops(self) -> float:
+        """FLOPs a second that this rank could reach."""
+        tflops: float | None = self.config.trainer.peak_tflops
+        if tflops is not None:
+            return tflops * 1e12
+        return measured_peak(self.context.device, getattr(torch, self._section.dtype))
 
     def offload(self) -> None:
         """Moves what only training needs to host memory, until wake(). The weights stay: they are

@@ -22,6 +22,8 @@ from hybridengine.rlhf.workers import Pending, Reference
 
 # Seeds of steps are this far apart, so that runs of neighbouring seeds share no order.
 _SEED_STRIDE = 1_000_003
+# What ranks tell of an update for its speed.
+_WORK = ("seconds", "peak", "flops", "processed")
 
 
 class Learner:
@@ -126,13 +128,24 @@ class Sent:
             found = stage.pending.result()
             if stage.role:
                 facts = found[0]
-                metrics |= {f"{stage.role}/{n}": v for n, v in facts.items() if n != "seconds"}
+                known = {**{n: v for n, v in facts.items() if n not in _WORK}, **_speed(found)}
+                metrics |= {f"{stage.role}/{name}": value for name, value in known.items()}
                 clock.busy(stage.name, [each["seconds"] for each in found])
             else:
                 means = found[0].summary.get("means", {})
                 metrics |= {f"actor/{name}": value for name, value in means.items()}
                 clock.busy(stage.name, [piece.summary["seconds"] for piece in found])
         return metrics
+
+
+def _speed(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of an update, from what its ranks answer."""
+    seconds = max(each["seconds"] for each in found)
+    possible = seconds * sum(each["peak"] for each in found)
+    return {
+        "tokens_per_second": found[0]["processed"] / seconds,
+        "flops_share": found[0]["flops"] / possible,
+    }
 
 
 def handed_over(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,13 +62,23 @@ class Scored:
         found = {name: [v for v in column if v is not None] for name, column in self.parts.items()}
         return {
             "reward/mean": sum(self.task_scores) / count,
+            **_spread("reward/", self.task_scores),
             "reward/shaped": sum(self.scores) / count,
             "reward/errors": float(self.errors),
             **{name: sum(some) / len(some) for name, some in found.items() if some},
             "rollout/tokens": float(sum(self.responses)),
             "rollout/length": sum(self.responses) / count,
+            **_spread("rollout/length_", self.responses),
             "rollout/truncated": sum(self.truncated) / count,
         }
+
+
+def _spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
+    """Nothing where there are no rows."""
+    if not values:
+        return {}
+    found = {"std": statistics.pstdev(values), "min": min(values), "max": max(values)}
+    return {f"{prefix}{name}": float(value) for name, value in found.items()}
 
 
 def _names(parts: Sequence[Scored]) -> list[str]:

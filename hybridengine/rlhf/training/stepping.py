@@ -15,6 +15,7 @@ from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms import AllReduce, Counts, global_counts, sum_over
 from hybridengine.rlhf.algorithms.moments import reduced
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.training.flops import UpdateCost
 from hybridengine.rlhf.training.lora import adapter_dropout
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
@@ -79,6 +80,7 @@ class Stepper:
         """`seed`: of the dropout before adapters, where there are any."""
         self.passes, self.optimizer, self._seed = passes, optimizer, seed
         self.all_reduce = reduction_over(passes.comm)
+        self._cost = UpdateCost.of(passes.module)
 
     def run(
         self,
@@ -87,8 +89,9 @@ class Stepper:
         loss_of: LossOf,
         stop_before_step: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """Trains on `batch` and returns loss, grad_norm, lr, tokens, updates, skipped, stopped and
-        micro_batches, the same on every rank. Collective.
+        """Trains on `batch` and returns loss, grad_norm, lr, tokens, updates, skipped, stopped,
+        micro_batches, flops (of the model) and processed (tokens of rows, over all passes), the
+        same on every rank. Collective.
 
         `loss_of(micro, counts)` gives a micro-batch's part of the loss of its mini-batch, which has
         `counts`. `stop_before_step` is asked after each mini-batch; if it says yes, on all ranks,
@@ -105,6 +108,7 @@ class Stepper:
 
             with adapter_dropout(self.passes.module, self._dropout_seed()):
                 losses.add(loss=accumulate_gradients(self.passes, micros, part, self.optimizer))
+            losses.add(**self._work(micros))
             num_losses, num_micros = num_losses + 1, num_micros + len(micros)
             if stopped := stop_before_step():
                 self.optimizer.zero_grad()
@@ -112,9 +116,9 @@ class Stepper:
             lr = self.optimizer.lr
             norms.append(self.optimizer.step(self.optimizer.options.grad_clip))
         finite = [norm for norm in norms if math.isfinite(norm)]
-        total = losses.over_ranks(["loss"], self.all_reduce)["loss"]
+        total = losses.over_ranks(["loss", "flops", "processed"], self.all_reduce)
         return {
-            "loss": total / max(1, num_losses),
+            "loss": total["loss"] / max(1, num_losses),
             "grad_norm": sum(finite) / max(1, len(finite)),
             "lr": lr,
             "tokens": float(sum(counts.tokens for _, counts in plan)),
@@ -122,6 +126,17 @@ class Stepper:
             "skipped": float(self.optimizer.skipped - skipped),
             "stopped": float(stopped),
             "micro_batches": float(num_micros),
+            "flops": total["flops"],
+            "processed": total["processed"],
+        }
+
+    def _work(self, micros: Sequence[Batch]) -> dict[str, float]:
+        """Of a pass over these rows, forward and backward."""
+        masks = [int(micro["mask"].sum()) for micro in micros]
+        pairs = zip(micros, masks, strict=True)
+        return {
+            "flops": sum(self._cost.flops(micro.lengths, count) for micro, count in pairs),
+            "processed": float(sum(int(micro.lengths.sum()) for micro in micros)),
         }
 
     def _dropout_seed(self) -> tuple[int, int, int]:
