@@ -13,35 +13,35 @@ from hybridengine.rlhf.workers import Pick, Reference
 
 @dataclass(frozen=True)
 class Rows:
-    places: list[tuple[Reference, int]]
+    at: list[tuple[Reference, int]]
 
     @staticmethod
     def of(pieces: Sequence[Reference], rows: Sequence[Sequence[int]]) -> Rows:
         """`pieces[r]` holds the rows numbered `rows[r]`, in that order; together they number every
         row from 0 once."""
-        places: dict[int, tuple[Reference, int]] = {}
+        at: dict[int, tuple[Reference, int]] = {}
         for piece, numbers in zip(pieces, rows, strict=True):
             for index, number in enumerate(numbers):
-                places[number] = (piece, index)
-        return Rows([places[number] for number in range(len(places))])
+                at[number] = (piece, index)
+        return Rows([at[number] for number in range(len(at))])
 
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:
-        return Rows([place for part in parts for place in part.places])
+        return Rows([each for part in parts for each in part.at])
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.at)
 
     def select(self, indices: Sequence[int]) -> Rows:
-        return Rows([self.places[index] for index in indices])
+        return Rows([self.at[index] for index in indices])
 
     def picks(self, indices: Sequence[int]) -> list[Pick]:
         """What a worker resolves into one Batch of the rows at `indices`, in their order. For no
         indices it is no rows of the first piece: a batch without rows that has the columns."""
         if not indices:
-            return [Pick(self.places[0][0], [])]
+            return [Pick(self.at[0][0], [])]
         runs: list[tuple[Reference, list[int]]] = []
-        for reference, index in (self.places[i] for i in indices):
+        for reference, index in (self.at[i] for i in indices):
             if not runs or runs[-1][0] is not reference:
                 runs.append((reference, []))
             runs[-1][1].append(index)

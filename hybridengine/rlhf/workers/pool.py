@@ -40,13 +40,13 @@ class Pool:
     """Made by create() or create_pools()."""
 
     def __init__(
-        self, cluster: Cluster, name: str, spec: PoolSpec, place: PlacementGroup | None
+        self, cluster: Cluster, name: str, spec: PoolSpec, room: PlacementGroup | None
     ) -> None:
         """Starts the processes; they are usable once they have met."""
         self.cluster, self.name, self.num_ranks = cluster, name, spec.num_ranks
         self.hosts = ["not known yet"] * spec.num_ranks
         self.roles: list[str] = []
-        self._place = place
+        self._room = room
         self._failure: Exception | None = None
         env = {**_ENV, "HYBRIDENGINE_TOKEN": cluster.token, **spec.env}
         folder = current_folder()
@@ -55,7 +55,7 @@ class Pool:
             actor.options(
                 num_cpus=spec.cpus_per_rank,
                 num_gpus=spec.gpus_per_rank,
-                **({} if place is None else _in_bundle(place, rank)),
+                **({} if room is None else _in_bundle(room, rank)),
             ).remote(name, rank, spec.num_ranks, env, folder)
             for rank in range(spec.num_ranks)
         ]
@@ -133,7 +133,7 @@ class Pool:
         self._failure = failure
         for process in self.processes:
             ray.kill(process)
-        reservation.release({self.name: self._place})
+        reservation.release({self.name: self._room})
 
     def _submit(self, method: str, *args: Any) -> list[Any]:
         """`method` of RankProcess on every rank, with the same arguments: Ray's refs, by rank."""
@@ -169,6 +169,6 @@ def create_pools(
     return pools
 
 
-def _in_bundle(place: PlacementGroup, rank: int) -> dict[str, Any]:
-    strategy = PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank)
+def _in_bundle(room: PlacementGroup, rank: int) -> dict[str, Any]:
+    strategy = PlacementGroupSchedulingStrategy(room, placement_group_bundle_index=rank)
     return {"scheduling_strategy": strategy}
