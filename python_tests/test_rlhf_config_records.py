@@ -6,7 +6,7 @@ from hybridengine._core import UsageError
 from hybridengine.command import cli
 from hybridengine.rlhf.config.describe import annotated_yaml
 from hybridengine.rlhf.config.keys import entries
-from hybridengine.rlhf.config.loading import load_config, save_config
+from hybridengine.rlhf.config.loading import load_config, load_pairs_config, save_config
 from hybridengine.rlhf.config.schema import EnvironmentRecord, Pool
 
 pytestmark = pytest.mark.python
@@ -160,3 +160,10 @@ def test_environments_are_nothing_to_offline_runs():
     assert _error(*offline, "environments.a.use=calculator").startswith(
         "environments is set, but data.mode"
     )
+
+
+def test_records_are_nothing_to_train_reward():
+    with pytest.raises(
+        UsageError, match="pools is set, but fitting a reward model has one pool, of"
+    ):
+        load_pairs_config(["model.path=m", "data.train_files=[a]", _MAIN])

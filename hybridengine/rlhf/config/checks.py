@@ -84,6 +84,15 @@ def _pairs(config: Config) -> Iterator[str]:
         yield "there are no pairs: data.train_files is empty. Set it."
 
 
+def _pair_records(config: Config) -> Iterator[str]:
+    for key in ("pools", "environments", "eval_sets"):
+        if getattr(config, key):
+            yield (
+                f"{key} is set, but fitting a reward model has one pool, of trainer.ranks, and "
+                f"generates nothing. Leave {key} out."
+            )
+
+
 def _offline(config: Config) -> Iterator[str]:
     if config.data.mode != "offline":
         return
@@ -334,4 +343,4 @@ _RULES = (
     _staleness,
     *ALGORITHM_RULES,
 )
-_PAIR_RULES = (_run, _pair_model, _pairs, _strategies, _loggers, _betas, _shards)
+_PAIR_RULES = (_run, _pair_model, _pairs, _pair_records, _strategies, _loggers, _betas, _shards)
