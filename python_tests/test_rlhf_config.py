@@ -65,7 +65,7 @@ def test_the_defaults_are_those_the_field_expects():
     assert config.actor.sequence_packing is True
     rollout = config.rollout
     assert (rollout.max_model_len, rollout.gpu_memory_utilization) == (4096, 0.9)
-    assert (rollout.reshard_threshold, config.actor.sync_every) == (0.8, 4)
+    assert (rollout.reshard_threshold, config.actor.sync_every) == (0.8, 1)
     assert config.trainer.eval_interval == 1000
     assert (config.actor.lora.rank, config.actor.lora.alpha) == (64, 128.0)
 
@@ -94,7 +94,7 @@ def test_with_a_file_there_is_no_preset_unless_one_is_named(write):
 def test_later_wins_defaults_preset_file_overrides(write):
     path = write("preset: demo\nactor: {lr: 0.5, ppo_epochs: 7}\n")
     config = load_config([path, "actor.lr=0.25", "seed=1", "seed=2"])
-    assert config.actor.sync_every == 4  # default
+    assert config.actor.sync_every == 1  # default
     assert config.data.train_batch_size == PRESETS["demo"]["data.train_batch_size"]
     assert config.actor.ppo_epochs == 7  # file
     assert config.actor.lr == 0.25  # override

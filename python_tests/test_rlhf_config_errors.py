@@ -211,6 +211,14 @@ def test_faults_of_a_file_have_its_line(in_file):
     assert in_file("actor:\n\tlr: 1\n").startswith("x.yaml:2, column 1, is not YAML: ")
 
 
+def test_a_combination_names_the_lines_of_the_file_in_which_its_keys_stand(in_file):
+    text = "preset: demo\nrollout:\n  tp_size: 3\ntrainer:\n  ranks: 2\n"
+    fault = "rollout.tp_size 3 does not divide trainer.ranks 2. Use a divisor of 2, or another "
+    assert in_file(text) == f"{fault}trainer.ranks. See x.yaml:3 and x.yaml:5."
+    assert in_file(text, "trainer.ranks=2") == f"{fault}trainer.ranks. See x.yaml:3."
+    assert _error("rollout.tp_size=3").endswith("another trainer.ranks.")
+
+
 def test_a_key_that_occurs_twice(in_file):
     assert in_file("seed: 1\nrun: {name: a}\nseed: 2\n") == (
         "seed is set twice: x.yaml:1 and x.yaml:3. Leave one of them out."

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from hybridengine.rlhf.config.keys import entry_of
 from hybridengine.rlhf.config.presets import DEMO, NONE, PRESETS
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.config.settings import (
+    COMMAND_LINE,
     Setting,
     Settings,
     read_file,
     read_overrides,
 )
+
+# A key as a sentence names it.
+_KEY = re.compile(r"[a-z_]+(?:\.\w+)*")
 
 # Where one of these is given, no preset is taken unless it is named.
 _OWN = ("model.path", "model.config", "data.train_files")
@@ -40,16 +45,12 @@ def load_config(arguments: Sequence[str]) -> Config:
     of one's own. Throws UsageError in one line that names every fault with its key and place, the
     first one first.
     """
-    config = _load(arguments, DEMO)
-    _stop_on(combination_faults(config))
-    return config
+    return _load(arguments, DEMO, combination_faults)
 
 
 def load_pairs_config(arguments: Sequence[str]) -> Config:
     """As `load_config`, for fitting a reward model to pairs: no preset unless it is named."""
-    config = _load(arguments, NONE)
-    _stop_on(pair_faults(config))
-    return config
+    return _load(arguments, NONE, pair_faults)
 
 
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
@@ -57,14 +58,19 @@ def save_config(config: Config, path: str | os.PathLike[str]) -> None:
     Path(path).write_text(annotated_yaml(config), encoding="utf-8")
 
 
-def _load(arguments: Sequence[str], preset: str) -> Config:
-    """The config, each of its values within bounds. `preset` is that of an empty command line."""
+def _load(
+    arguments: Sequence[str], preset: str, combinations: Callable[[Config], list[str]]
+) -> Config:
+    """The config, once `combinations` finds no fault in it. `preset` is that of an empty command
+    line."""
     settings, has_file = _read(arguments)
     name = settings.value_of("preset") or (NONE if has_file or _has_own(settings) else preset)
     layers = [Setting("preset", (), name, "preset")]
     values = PRESETS.get(name, {})
     layers += [Setting(key, (), value, "preset") for key, value in values.items()]
-    return _checked(_resolved([*layers, *settings.found]), settings)
+    config = _checked(_resolved([*layers, *settings.found]), settings)
+    _stop_on([fault + _lines_of(fault, settings) for fault in combinations(config)])
+    return config
 
 
 def _checked(values: dict[str, Any], settings: Settings) -> Config:
@@ -77,6 +83,15 @@ def _checked(values: dict[str, Any], settings: Settings) -> Config:
         faults += [(settings.last(name)[0], fault) for name, fault in found.items()]
     _stop_on([fault for _, fault in sorted(faults, key=lambda each: each[0])])
     return config
+
+
+def _lines_of(fault: str, settings: Settings) -> str:
+    """A sentence with the lines of a file in which the keys that `fault` names were set."""
+    names = _KEY.findall(fault)
+    places = {each.name: each.place for each in settings.found}
+    lines = [places[name] for name in dict.fromkeys(names) if name in places]
+    of_file = [line for line in dict.fromkeys(lines) if line != COMMAND_LINE]
+    return f" See {' and '.join(of_file)}." if of_file else ""
 
 
 def _read(arguments: Sequence[str]) -> tuple[Settings, bool]:
