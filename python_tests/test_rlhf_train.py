@@ -91,6 +91,21 @@ def test_placement_changes_no_number(
         torch.testing.assert_close(_weights(tmp_path, "run")[name], weight, rtol=1e-4, atol=1e-6)
 
 
+def test_one_step_off_begins_with_the_same_numbers(
+    alone: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    pools = ["trainer.placement=standalone", "trainer.ranks=2", "trainer.rollout_ranks=2"]
+    found = _run(tmp_path, "run", "trainer.staleness=1", *pools)
+    first = alone[1][0]
+    assert {name: found[0][name] for name in _NUMBERS} == pytest.approx(
+        {name: first[name] for name in _NUMBERS}, rel=1e-6, abs=1e-9
+    )
+    lags = [row["rollout/staleness"] for row in found]
+    assert lags == [0.0] + [1.0] * (len(found) - 1) and len(lags) > 1
+    assert all(row["actor/correction"] > 0 and row["time/update"] > 0 for row in found)
+    assert "time/waiting" in found[1]
+
+
 @pytest.mark.soak
 def test_groups_divided_over_ranks_change_no_number(tmp_path: Path) -> None:
     grpo = ["algorithm.advantage=grpo", "rollout.n=5", "trainer.steps=1"]
