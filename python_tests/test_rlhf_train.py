@@ -152,8 +152,15 @@ def test_a_reward_model_may_be_split(tmp_path: Path, reward_model: Path) -> None
     "overrides",
     [
         ["warmup.steps=0", "actor.lora.enable=true", "actor.lora.rank=4", "actor.lr=1e-2"],
-        ["actor.dtype=bfloat16", "critic.dtype=bfloat16", "rollout.dtype=bfloat16"],
-        ["actor.activation_checkpointing=true", "rollout.reshard_threshold=0.001"],
+        [
+            *(f"{role}.dtype=bfloat16" for role in ("actor", "critic", "rollout")),
+            *(f"{role}.param_dtype=bfloat16" for role in ("actor", "critic")),
+        ],
+        [
+            "actor.activation_checkpointing=false",
+            "rollout.sleep=drop",
+            "rollout.reshard_threshold=0.001",
+        ],
         ["rollout.top_p=0.9", "algorithm.rollout_correction=token"],
     ],
     ids=["lora", "bfloat16", "offloaded", "top_p"],

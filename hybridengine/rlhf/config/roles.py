@@ -153,6 +153,11 @@ class Rollout(Section):
         le=1,
         description="share of the device's memory that an engine may take for its cache",
     )
+    sleep: Literal["host", "drop"] = Field(
+        "host",
+        description="the weights that generate, while their ranks train: host: stay in host memory;"
+        " drop: are given back until the next reshard",
+    )
     reshard_threshold: float = Field(
         0.8,
         gt=0,

@@ -84,7 +84,9 @@ class RolloutRole(Role):
             for role in self.context.roles.values():
                 if isinstance(role, TrainedRole):
                     role.offload()
-        assert self._transfer is not None, "connect() comes first"
+        if self._transfer is None:  # it slept
+            self.connect(None)
+        assert self._transfer is not None
         if actor is not None:
             actor.refresh_source()
         facts = self._transfer.run()
@@ -95,6 +97,13 @@ class RolloutRole(Role):
             "memory_share": used,
             "offloaded": float(offloaded),
         }
+
+    @dispatch(collect="none")
+    def sleep(self) -> None:
+        """Gives back the memory of weights, keys and values, until the next sync(); for ranks that
+        train too."""
+        self._engine.sleep()
+        self._transfer = None
 
     @dispatch("by_place", returns="reference")
     def generate(

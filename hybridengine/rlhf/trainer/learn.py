@@ -43,6 +43,8 @@ class Learner:
     ) -> Sent:
         """Prepares the rows, computes advantages, and updates critic and actor. Returns at once."""
         roles, algorithm = self._roles, self._config.algorithm
+        if roles.rollout is not None and roles.colocated and self._config.rollout.sleep == "drop":
+            roles.rollout.sleep()
         cut = partition(
             scored.groups,
             scored.lengths,
