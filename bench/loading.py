@@ -116,10 +116,8 @@ def build(comm: Communicator, folder: str) -> dict[str, Any]:
         sum(each.to_local().nbytes for each in module.parameters())
         for module in (roles["actor"].module, roles["reference"].module)
     )
-    assert rollout._transfer is not None
-    generates = rollout._transfer.tensors
-    kept += sum(each.nbytes for each in generates.values())
-    wrong = _num_wrong(Path(folder) / "model", generates)
+    kept += sum(each.nbytes for each in rollout.weights.values())
+    wrong = _num_wrong(Path(folder) / "model", rollout.weights)
     dist.destroy_process_group()
     return {
         "kept_bytes": kept,

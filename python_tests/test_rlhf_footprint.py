@@ -61,7 +61,7 @@ def test_bytes_are_those_that_roles_hold(tmp_path: Path, overrides: list[str]) -
                 local(m) for m, w in zip(masters, weights.values(), strict=True) if m is not w
             ]
             assert sum(each.nbytes for each in (*moments, *beside)) == told[name].optimizer, name
-        tensors = context.roles["rollout"]._transfer.tensors
+        tensors = context.roles["rollout"].weights
         assert sum(each.nbytes for each in tensors.values()) == told["rollout"].weights
         groups.reward.close()
 

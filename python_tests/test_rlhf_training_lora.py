@@ -99,8 +99,7 @@ def test_what_generates_and_what_is_exported_is_rounded_once(tmp_path: Path, dty
             rollout.sync(1)
         assert all(weight.equal(before[name]) for name, weight in base_weights(actor).items())
         export_hf(actor.module, None, tmp_path / "hf")
-        assert rollout._transfer is not None
-        found = rollout._transfer.tensors
+        found = rollout.weights
         exported = load_file(tmp_path / "hf" / "model.safetensors")
         wide = expected_weights(actor)
     assert wide

@@ -14,10 +14,11 @@ from hybridengine.rlhf.config.role_names import actor_is_reference, measures_kl
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
+from hybridengine.rlhf.roles.ends import engines, shards, spec_of
 from hybridengine.rlhf.roles.mismatch import mismatch
 from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
-from hybridengine.rlhf.roles.transfer import Meeting, Transfer, open_store, spec_of
+from hybridengine.rlhf.roles.transfer import Meeting, Transfer, Weights, open_store
 from hybridengine.rlhf.training.lora import fold_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.passes import Passes
@@ -114,14 +115,12 @@ class ActorRole(TrainedRole):
     @dispatch(collect="none")
     def connect(self, meeting: Meeting) -> None:
         comm = meeting.join(self.context.rank, self._store)
+        spec = spec_of(self.module, self.config.actor)
+        theirs = engines(self.config, spec, meeting.rollout_ranks, comm.world)
         self._transfer = Transfer(
             comm,
-            spec_of(self.module, self.config.actor),
-            self.source(),
-            actor_ranks=meeting.actor_ranks,
-            rollout_ranks=meeting.rollout_ranks,
-            tp_size=self.config.rollout.tp_size,
-            dtype=self.config.rollout.dtype,
+            src=Weights(shards(spec, meeting.actor_ranks), self.source()),
+            dst=Weights(theirs, None),
         )
 
     @dispatch()

@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 
-from hybridengine import Spec
+from hybridengine import Spec, empty
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.environments import Player
 from hybridengine.rlhf.environments.choosing import Environments
 from hybridengine.rlhf.generation import Engine, SamplingParams, hollow
+from hybridengine.rlhf.roles.ends import engines, shards, spec_of
 from hybridengine.rlhf.roles.episode_rows import as_batch, tasks_of
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.tokenizer import end_token_ids, open_tokenizer
 from hybridengine.rlhf.roles.trained import TrainedRole
-from hybridengine.rlhf.roles.transfer import Meeting, Transfer, spec_of
+from hybridengine.rlhf.roles.transfer import Meeting, Transfer, Weights
 from hybridengine.rlhf.training.memory import bytes_below, memory_share
 from hybridengine.rlhf.training.models import empty_model
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
@@ -50,6 +51,7 @@ class RolloutRole(Role):
             **rollout.engine_options,
         )
         self._transfer: Transfer | None = None
+        self.weights: dict[str, torch.Tensor] = {}
 
     @dispatch()
     def connect(self, meeting: Meeting | None) -> None:
@@ -61,14 +63,12 @@ class RolloutRole(Role):
         else:
             actor_ranks = meeting.actor_ranks
             comm, source = meeting.join(actor_ranks + self.context.rank), None
+        layout = engines(self.config, self._spec, self.context.world, comm.world)
+        self.weights = empty(layout, comm.rank)
         self._transfer = Transfer(
             comm,
-            self._spec,
-            source,
-            actor_ranks=actor_ranks,
-            rollout_ranks=self.context.world,
-            tp_size=self.config.rollout.tp_size,
-            dtype=self.config.rollout.dtype,
+            src=Weights(shards(self._spec, actor_ranks), source),
+            dst=Weights(layout, self.weights),
         )
 
     @dispatch()
@@ -90,7 +90,7 @@ class RolloutRole(Role):
         if actor is not None:
             actor.refresh_source()
         facts = self._transfer.run()
-        self._engine.load_weights(self._transfer.tensors, version)
+        self._engine.load_weights(self.weights, version)
         return {
             **facts,
             "seconds": time.perf_counter() - began,

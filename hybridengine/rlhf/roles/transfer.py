@@ -1,8 +1,8 @@
-"""transfer: the weights from the shards that train to the engines that generate.
+"""transfer: weights from where they train to where they are used, however either end holds them.
 
-The ranks of a *transfer* are the actor's, and after them those of the rollout where it has a pool
-of its own; in a colocated pool each rank is both. What each engine lacks is planned once, and moved
-at every run.
+Each end says by a layout which rank of a communicator has which part, and hands over the tensors of
+its own rank. What is lacking is planned once, and moved at every run. Which layouts there are, and
+whose, is in ends.py.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridengine import Communicator, LayoutRule, Resharder, Spec, empty
-from hybridengine.rlhf.config.roles import Actor
-from hybridengine.rlhf.training.models import shard_dtype
+from hybridengine import Communicator, Layout, Resharder
 
 
-def spec_of(module: torch.nn.Module, actor: Actor) -> Spec:
-    """The tensors of a transformers module in the type in which the actor's shards hold them."""
-    dtype = str(shard_dtype(actor, trains=True)).removeprefix("torch.")
-    return Spec.from_config(module.config, dtype)
+@dataclass(frozen=True)
+class Weights:
+    """One end. `layout`: over the ranks of the transfer, the same on all of them, with the type of
+    the tensors. `tensors`: this rank's part, a module or by name; None on ranks without one."""
+
+    layout: Layout
+    tensors: torch.nn.Module | Mapping[str, torch.Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -53,40 +54,13 @@ def open_store() -> Any:
 
 
 class Transfer:
-    """One rank's end; collective over the ranks of `comm`.
+    """One rank's part in moving `src` into the memory of `dst`; collective over the ranks of
+    `comm`. `dst` has tensors by name, which are written in place at each run."""
 
-    `source`: this rank's shards, a module or tensors by name, None on ranks that only generate.
-    `actor_ranks`: the first ranks of the communicator, which train. The engines are on the last
-    `rollout_ranks` ranks, groups of `tp_size` sharing one. Destination tensors are this object's
-    own, of `dtype`: written in place at each run.
-    """
-
-    def __init__(
-        self,
-        comm: Communicator,
-        spec: Spec,
-        source: torch.nn.Module | Mapping[str, torch.Tensor] | None,
-        *,
-        actor_ranks: int,
-        rollout_ranks: int,
-        tp_size: int,
-        dtype: str,
-    ) -> None:
-        src = LayoutRule.parse(f"fsdp2({actor_ranks})").bind(spec)
-        first = comm.world - rollout_ranks
-        place = f"{first}-{comm.world - 1}"
-        replicas = rollout_ranks // tp_size
-        rule = (
-            f"replicated({replicas})@{place}"
-            if tp_size == 1
-            else f"tensor_parallel({tp_size},replicas={replicas})@{place}"
-        )
-        dst = LayoutRule.parse(rule).bind(spec.with_dtype(dtype))
-        self.tensors: dict[str, torch.Tensor] = {}
-        if comm.rank >= first:
-            self.tensors = empty(dst, comm.rank)
+    def __init__(self, comm: Communicator, src: Weights, dst: Weights) -> None:
+        assert not isinstance(dst.tensors, torch.nn.Module), "tensors by name are written"
         self._resharder = Resharder(
-            source, src, dst, comm=comm, out=self.tensors or None, dtype=dtype
+            src.tensors, src.layout, dst.layout, comm=comm, out=dst.tensors or None
         )
 
     def run(self) -> dict[str, float]:
