@@ -26,7 +26,7 @@ def test_nothing_of_the_weights_stays_and_all_come_back(tmp_path: Path) -> None:
         rollout.sync(0)
         model = rollout._engine.model
         before = {name: each.detach().clone() for name, each in model.named_parameters()}
-        held = [weakref.ref(each) for each in rollout._transfer.tensors.values()]
+        held = [weakref.ref(each) for each in rollout.weights.values()]
         rollout.sleep()
         gc.collect()
         assert not any(each() is not None for each in held)

@@ -103,7 +103,7 @@ class RolloutRole(Role):
         """Gives back the memory of weights, keys and values, until the next sync(); for ranks that
         train too."""
         self._engine.sleep()
-        self._transfer = None
+        self._transfer, self.weights = None, {}
 
     @dispatch("by_place", returns="reference")
     def generate(
