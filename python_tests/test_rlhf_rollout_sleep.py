@@ -14,9 +14,32 @@ from rlhf_small_run import SMALL
 
 from hybridengine.rlhf.algorithms.controllers import FixedKL
 from hybridengine.rlhf.config.loading import load_config
+from hybridengine.rlhf.generation import SamplingParams, generate
 from hybridengine.rlhf.trainer.learn import Learner
 
 pytestmark = pytest.mark.python
+
+
+def test_room_for_keys_and_values_is_measured_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before reference, critic, moments and the weights that generate have theirs."""
+    measured: list[float] = []
+
+    def below(device: object, share: float) -> int:
+        measured.append(share)
+        return 10**9
+
+    monkeypatch.setattr("hybridengine.rlhf.roles.rollout.bytes_below", below)
+    with rlhf_local_roles.one_rank(tmp_path) as context:
+        roles = rlhf_local_roles.local_roles(context, load_config([*SMALL, "trainer.ranks=1"]))
+        rollout: Any = context.roles["rollout"]
+        rollout.sync(0)
+        assert measured == []
+        params = SamplingParams(2, ignore_eos=True)
+        generate(rollout._engine, [[5, 6]], params, [0])
+        assert measured == [0.9]
+        roles.reward.close()
 
 
 def test_nothing_of_the_weights_stays_and_all_come_back(tmp_path: Path) -> None:
