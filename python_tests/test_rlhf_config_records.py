@@ -7,7 +7,7 @@ from hybridengine.command import cli
 from hybridengine.rlhf.config.describe import annotated_yaml
 from hybridengine.rlhf.config.keys import entries
 from hybridengine.rlhf.config.loading import load_config, load_pairs_config, save_config
-from hybridengine.rlhf.config.schema import EnvironmentRecord, Pool
+from hybridengine.rlhf.config.records import EnvironmentRecord, Pool
 
 pytestmark = pytest.mark.python
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hybridengine import UsageError
 from hybridengine.rlhf.algorithms import token_rewards
-from hybridengine.rlhf.config.schema import ENVIRONMENTS, EnvironmentRecord
+from hybridengine.rlhf.config.records import ENVIRONMENTS, EnvironmentRecord
 from hybridengine.rlhf.data.characters import character_tokenizer
 from hybridengine.rlhf.data.samples import Sample
 from hybridengine.rlhf.environments import (

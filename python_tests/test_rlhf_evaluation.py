@@ -12,7 +12,7 @@ from rlhf_small_run import SMALL
 
 from hybridengine import UsageError
 from hybridengine.rlhf.config.loading import load_config
-from hybridengine.rlhf.config.schema import EvalSet
+from hybridengine.rlhf.config.records import EvalSet
 from hybridengine.rlhf.logging.metrics import find_metric
 from hybridengine.rlhf.roles.tokenizer import open_tokenizer
 from hybridengine.rlhf.trainer.clock import Clock

@@ -10,8 +10,9 @@
 
 from __future__ import annotations
 
+from hybridengine.rlhf.config.records import Pool
 from hybridengine.rlhf.config.role_names import roles_of
-from hybridengine.rlhf.config.schema import Config, Pool
+from hybridengine.rlhf.config.schema import Config
 
 TRAIN = "train"
 

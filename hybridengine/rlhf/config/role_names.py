@@ -5,7 +5,8 @@ The reference is a role, or nothing but the actor without its adapters, or not n
 
 from __future__ import annotations
 
-from hybridengine.rlhf.config.schema import Config, Role
+from hybridengine.rlhf.config.records import Role
+from hybridengine.rlhf.config.schema import Config
 
 
 def roles_of(config: Config) -> list[Role]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hybridengine.rlhf.config.schema import EnvironmentRecord
+from hybridengine.rlhf.config.records import EnvironmentRecord
 from hybridengine.rlhf.data.samples import Sample
 from hybridengine.rlhf.environments.protocol import Environment
 from hybridengine.rlhf.environments.registry import environment

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridengine.rlhf.batch import Batch
-from hybridengine.rlhf.config.schema import Config, EvalSampling
+from hybridengine.rlhf.config.records import EvalSampling
+from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.data import Encoded, PromptEncoder, open_data
 from hybridengine.rlhf.data.files import read_files
 from hybridengine.rlhf.trainer.clock import Clock

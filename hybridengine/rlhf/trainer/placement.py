@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridengine.rlhf.config.pools import pools_of
+from hybridengine.rlhf.config.records import Pool
 from hybridengine.rlhf.config.role_names import roles_of
-from hybridengine.rlhf.config.schema import Config, Pool
+from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.workers import Cluster, PoolSpec, WorkerGroup, create_pools
 from hybridengine.wording import counted
 
