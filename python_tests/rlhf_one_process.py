@@ -19,7 +19,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 # Where a run is killed: behind what this function did.
-IN_A_STEP = "hybridengine.rlhf.training.ppo.PolicyUpdate.update"
+IN_A_STEP = "hybridengine.rlhf.training.fsdp2.Fsdp2.update"
 IN_A_SAVE = "torch.distributed.checkpoint.state_dict_saver.save"  # files are written, not named
 IN_AN_EXPORT = "hybridengine.rlhf.training.export.write_checkpoint"  # the same
 

@@ -42,8 +42,6 @@ def reference(kind: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         sums = {name: sums.get(name, 0.0) + float(value.detach()) for name, value in seen.items()}
     tokens = sums.pop("tokens")
     means = {name: value / tokens for name, value in sums.items()}
-    if kind == "value":
-        means["explained_variance"] = explained_variance(batch)
     found = {"loss": sum(losses) / 4, "grad_norm": sum(norms) / 4, "lr": 1e-2, "updates": 4.0}
     return found | {"tokens": tokens / 2} | means, scenarios.weights_of(module)
 
@@ -100,13 +98,6 @@ def value_terms(module, rows, made):
         "clip_share": (bounded > free)[mask].sum(),
     }
     return losses.sum() / mask.sum(), seen
-
-
-def explained_variance(batch: Batch) -> float:
-    """Of the returns by the old values, at trainable tokens."""
-    mask = batch["mask"].numpy()
-    returns, values = batch["returns"].numpy()[mask], batch["values"].numpy()[mask]
-    return 1 - float((returns - values).var() / returns.var())
 
 
 def assert_same(found, expected):

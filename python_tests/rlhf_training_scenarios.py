@@ -17,15 +17,14 @@ from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config import roles
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config, Model
-from hybridengine.rlhf.training.export import export_hf
+from hybridengine.rlhf.training.fsdp2 import Fsdp2
 from hybridengine.rlhf.training.loading import build_model
-from hybridengine.rlhf.training.lora import add_adapters, merged_tensors, without_adapters
-from hybridengine.rlhf.training.optimizer import ShardedAdamW
+from hybridengine.rlhf.training.lora import add_adapters, merged_tensors
 from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.ppo import PolicyUpdate, ValueUpdate
+from hybridengine.rlhf.training.ppo import PolicyLoss, ValueLoss
 from hybridengine.rlhf.training.sharding import shard
-from hybridengine.rlhf.training.state import NotWritten, load_state, save_state
-from hybridengine.rlhf.training.supervised import SupervisedUpdate
+from hybridengine.rlhf.training.state import NotWritten
+from hybridengine.rlhf.training.supervised import NextTokenLoss
 
 VOCAB = 23
 LENGTHS = (5, 3, 9, 2, 7, 4, 6)
@@ -124,20 +123,20 @@ def update(
     role = made.actor if kind == "policy" else made.critic
     if comm is not None:
         shard(module, role, init_device_mesh("cpu", (comm.world,)))
-    passes = Passes(module, role, TEMPERATURE, comm=comm)
-    optimizer = ShardedAdamW(module, role.optimizer, role.lr, comm=comm)
-    make_update = PolicyUpdate if kind == "policy" else ValueUpdate
-    metrics = make_update(passes, optimizer, made, comm).update(batch)
-    return metrics, weights_of(module)
+    backend = Fsdp2(module, role, comm=comm, temperature=TEMPERATURE)
+    return train(backend, made, batch, kind), weights_of(module)
 
 
-def sharded(
-    comm: Communicator, made: Config, module: nn.Module
-) -> tuple[Passes, ShardedAdamW, PolicyUpdate]:
+def train(backend: Fsdp2, made: Config, batch: Batch, kind: str = "policy") -> dict[str, float]:
+    """The metrics of the updates that the config asks for."""
+    if kind == "policy":
+        return backend.update(batch, PolicyLoss(made.algorithm), made.actor.ppo_epochs)
+    return backend.update(batch, ValueLoss(made.algorithm), made.critic.ppo_epochs)
+
+
+def sharded(comm: Communicator, made: Config, module: nn.Module) -> Fsdp2:
     shard(module, made.actor, init_device_mesh("cpu", (comm.world,)))
-    passes = Passes(module, made.actor, TEMPERATURE, comm=comm)
-    optimizer = ShardedAdamW(module, made.actor.optimizer, made.actor.lr, comm=comm)
-    return passes, optimizer, PolicyUpdate(passes, optimizer, made, comm)
+    return Fsdp2(module, made.actor, comm=comm, temperature=TEMPERATURE)
 
 
 def share(batch: Batch, rank: int, world: int) -> Batch:
@@ -193,10 +192,11 @@ def types(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[dict[st
     ):
         held_as = torch.bfloat16 if "param_dtype" in options else torch.float32
         module = make(dtype=held_as)
-        passes, _, policy = sharded(comm, config(dtype=dtype, **options), module)
+        made = config(dtype=dtype, **options)
+        backend = sharded(comm, made, module)
         mine = share(rollouts(), comm.rank, comm.world)
-        mine = mine.with_tokens(old_log_probs=passes.log_probs(mine))
-        found.append(policy.update(mine))
+        mine = mine.with_tokens(old_log_probs=backend.log_probs(mine))
+        found.append(train(backend, made, mine))
         held = {parameter.dtype for parameter in module.parameters()}
         assert held == {held_as}, held
     return found
@@ -205,18 +205,18 @@ def types(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[dict[st
 def save(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
     """Weights after an update, a save, and another update; and after a load and that update."""
     made, mine = config(), share(rollouts(), comm.rank, comm.world)
-    passes, optimizer, policy = sharded(comm, made, make())
-    policy.update(mine)
-    save_state(f"{folder}/state", passes.module, optimizer)
-    export_hf(passes.module, None, f"{folder}/hf")
-    exported = weights_of(passes.module)
-    policy.update(mine)
-    return sendable(exported), sendable(weights_of(passes.module)), load(comm, folder, plan)
+    backend = sharded(comm, made, make())
+    train(backend, made, mine)
+    backend.save(f"{folder}/state")
+    backend.export(f"{folder}/hf", None, None)
+    exported = weights_of(backend.module)
+    train(backend, made, mine)
+    return sendable(exported), sendable(weights_of(backend.module)), load(comm, folder, plan)
 
 
 def full_disk(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[str]:
     """What this rank is told where the last one cannot write its shard, and the first not hf/."""
-    passes, optimizer, _ = sharded(comm, config(), make(seed=5))
+    backend = sharded(comm, config(), make(seed=5))
     told = []
 
     def refuse(*args: Any, **options: Any) -> None:
@@ -224,13 +224,13 @@ def full_disk(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[str
 
     with unittest.mock.patch("os.fsync", refuse if comm.rank == comm.world - 1 else os.fsync):
         try:
-            save_state(f"{folder}/state", passes.module, optimizer)
+            backend.save(f"{folder}/state")
         except NotWritten as error:
             told.append(str(error))
     if comm.rank == 0:
-        passes.module.save_pretrained = refuse
+        backend.module.save_pretrained = refuse
     try:
-        export_hf(passes.module, None, f"{folder}/hf")
+        backend.export(f"{folder}/hf", None, None)
     except NotWritten as error:
         told.append(str(error))
     return told
@@ -239,11 +239,12 @@ def full_disk(comm: Communicator, folder: str, plan: dict[str, Any]) -> list[str
 def load(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
     """Weights after a load into another model, and the update that followed the save."""
     mine = share(rollouts(), comm.rank, comm.world)
-    passes, optimizer, policy = sharded(comm, config(), make(seed=2))
-    load_state(f"{folder}/state", passes.module, optimizer)
-    assert (optimizer.updates, optimizer.skipped) == (4, 0)
-    policy.update(mine)
-    return sendable(weights_of(passes.module))
+    backend = sharded(comm, config(), make(seed=2))
+    backend.load(f"{folder}/state")
+    assert backend.optimizer is not None
+    assert (backend.optimizer.updates, backend.optimizer.skipped) == (4, 0)
+    train(backend, config(), mine)
+    return sendable(weights_of(backend.module))
 
 
 def adapters(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
@@ -252,17 +253,16 @@ def adapters(comm: Communicator, folder: str, plan: dict[str, Any]) -> Any:
     mine = share(rollouts(), comm.rank, comm.world).keep("ids", "mask")
     base = Passes(make(), Sharding(dtype="float64"), TEMPERATURE).log_probs(mine)
     module = add_adapters(make(), roles.Lora(rank=5, alpha=8.0), seed=3)
-    passes, optimizer, _ = sharded(comm, config(), module)
-    before = passes.log_probs(mine)
+    backend = sharded(comm, config(), module)
+    before = backend.log_probs(mine)
     merged = merged_tensors(module)
     resharder = Resharder(merged, f"fsdp2({comm.world})", f"replicated({comm.world})", comm=comm)
     for _ in range(2):
-        SupervisedUpdate(passes, optimizer, comm).update(mine)
+        backend.update(mine, NextTokenLoss())
     merged_tensors(module, merged)
     whole = {name: tensor.detach().clone() for name, tensor in resharder.run().items()}
-    after = passes.log_probs(mine)
-    with without_adapters(module):
-        without = passes.log_probs(mine)
+    after = backend.log_probs(mine)
+    without = backend.log_probs(mine, base=True)
     trained = {name for name, each in module.named_parameters() if each.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
     fresh = make(seed=2)

@@ -14,6 +14,7 @@ from hybridengine.rlhf.algorithms import (
     Advantages,
     Rollout,
     advantage,
+    explained_variance,
     group_filter,
     mean_and_var,
     overlong_penalty,
@@ -197,6 +198,25 @@ def test_moments_over_ranks_are_those_of_the_engine() -> None:
 
     for ours, engine in run_threads(4, of_rank, transport="loopback"):
         assert ours == pytest.approx(engine, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_variance_that_values_explain(num_ranks: int) -> None:
+    batch = random_batch(8)
+    given = batch.tensors
+    mask = batch.mask.numpy()
+    returns, values = given["returns"].numpy()[mask], given["values"].numpy()[mask]
+    expected = 1 - (returns - values).var() / returns.var()
+
+    def of_rank(comm: Communicator) -> float:
+        part = batch.take(list(range(len(mask)))[comm.rank :: num_ranks])
+        columns = (part.tensors[name] for name in ("values", "returns"))
+        return explained_variance(*columns, part.mask, all_reduce=sum_over(comm))
+
+    found = run_threads(num_ranks, of_rank, transport="loopback")
+    assert found == pytest.approx([expected] * num_ranks, rel=1e-12)
+    same = torch.ones_like(given["returns"])
+    assert math.isnan(explained_variance(same, same, batch.mask))
 
 
 def test_the_variance_survives_a_large_mean() -> None:

@@ -237,7 +237,7 @@ def _share_of_lower_case(actor: Any) -> float:
     """Of the policy's answers to "?"."""
     letters = [[code] for code in range(ord("a"), ord("z") + 1)]
     rows = as_rows([[ord("?")]] * len(letters), letters)
-    return float(actor.passes.log_probs(rows)[rows["mask"]].exp().sum())
+    return float(actor.backend.log_probs(rows)[rows["mask"]].exp().sum())
 
 
 @pytest.mark.parametrize(

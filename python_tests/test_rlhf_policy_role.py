@@ -45,7 +45,7 @@ def test_the_reference_of_adapters_is_the_policy_behind_the_warm_up(tmp_path: Pa
         began = _prepared(actor)
         for _ in range(5):
             actor.supervise(_rows())
-        warm = actor.passes.log_probs(_rows())
+        warm = actor.backend.log_probs(_rows())
         actor.end_warm_up()
         found = _prepared(actor)
     assert (warm - began["old_log_probs"]).abs().max() > 0.1
@@ -77,18 +77,19 @@ def test_moments_of_the_warm_up_are_gone_behind_it(tmp_path: Path) -> None:
     source = Prompts(config, open_tokenizer(config))
     with rlhf_local_roles.one_rank(tmp_path) as context:
         roles = rlhf_local_roles.local_roles(context, config)
-        made: list[Any] = []
-        make = roles.actor.role.make_steady_optimizer
+        backend = roles.actor.role.backend
+        made = list[Any]()
+        keep = backend.warm_up
 
-        def kept(lr: float) -> Any:
-            optimizer = make(lr)
-            made.append(weakref.ref(optimizer))
-            return optimizer
+        def kept(*args: Any) -> dict[str, float]:
+            found = keep(*args)
+            made.append(weakref.ref(backend._warming.optimizer))
+            return found
 
-        roles.actor.role.make_steady_optimizer = kept
+        backend.warm_up = kept
         assert warm_up(config, roles.actor, source.encoder, source.train) is not None
         gc.collect()
-        assert [each() for each in made] == [None]
+        assert len(made) == config.warmup.steps and {each() for each in made} == {None}
 
 
 def test_the_learning_rate_falls_over_the_steps_that_the_actor_takes(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_the_learning_rate_falls_over_the_steps_that_the_actor_takes(tmp_path: P
     with rlhf_local_roles.one_rank(tmp_path) as context:
         config = load_config([*SMALL, "trainer.ranks=1", *overrides, *steps])
         roles = rlhf_local_roles.local_roles(context, config)
-        actor, critic = roles.actor.role.optimizer, roles.critic.role.optimizer  # type: ignore[union-attr]
+        actor, critic = (role.role.backend.optimizer for role in (roles.actor, roles.critic))
         updates = 3 * 2  # 10 prompts in mini-batches of 4, twice
         assert (actor.total_steps, critic.total_steps) == (10 * updates, 20 * updates)
         actor.updates = 10 * updates - 1

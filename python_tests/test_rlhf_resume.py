@@ -91,8 +91,8 @@ def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(
     more = {"online": _KL, "lora": _LORA, "offline": _offline(tmp_path)}[kind]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     _run(host, whole, *more)
-    last = 2 if kind == "online" else 1  # with a critic, whose files are written behind the actor's
-    _run(host, broken, *more, killed=IN_A_STEP, at_call=4)
+    last = 2 if kind == "online" else 1  # models that train: actor, and critic
+    _run(host, broken, *more, killed=IN_A_STEP, at_call=4 * last)
     logged = [row["step"] for row in _rows(broken)]
     assert logged[-1] == 3  # one more than the checkpoint has
     resume = [*more, "run.resume=true"]

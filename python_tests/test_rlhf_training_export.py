@@ -54,13 +54,13 @@ def test_what_trained_in_float32_is_exported_as_it_came(
     with rlhf_local_roles.one_rank(tmp_path) as context:
         actor = ActorRole(context, config)
         torch.manual_seed(0)
-        for weight in actor.module.parameters():
+        for weight in actor.backend.module.parameters():
             assert weight.dtype == torch.float32
             local(weight).data.mul_(1 + 0.01 * torch.rand(local(weight).shape))
         trained = whole_weights(actor)
         assert actor.export(str(tmp_path / "hf")) == ""
         assert actor.save(str(tmp_path / "state")) == ""
-        for weight in actor.module.parameters():
+        for weight in actor.backend.module.parameters():
             local(weight).data.zero_()
         actor.restore(str(tmp_path / "state"))
         restored = whole_weights(actor)
@@ -77,7 +77,9 @@ def test_what_trained_in_float32_is_exported_as_it_came(
 
 
 def whole_weights(actor: Any) -> dict[str, torch.Tensor]:
-    return {n: weight.full_tensor().clone() for n, weight in actor.module.named_parameters()}
+    return {
+        n: weight.full_tensor().clone() for n, weight in actor.backend.module.named_parameters()
+    }
 
 
 @pytest.mark.parametrize(

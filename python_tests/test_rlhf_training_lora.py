@@ -91,14 +91,14 @@ def test_what_generates_and_what_is_exported_is_rounded_once(tmp_path: Path, dty
         rollout = context.roles["rollout"] = RolloutRole(context, config)
         rollout.connect(None)
         torch.manual_seed(0)
-        for name, weight in actor.module.named_parameters():
+        for name, weight in actor.backend.module.named_parameters():
             if ".lora_B" in name:
                 local(weight).data.normal_(0, 0.02)
         before = base_weights(actor)
         for _ in range(_SYNCS):
             rollout.sync(1)
         assert all(weight.equal(before[name]) for name, weight in base_weights(actor).items())
-        export_hf(actor.module, None, tmp_path / "hf")
+        export_hf(actor.backend.module, None, tmp_path / "hf")
         found = rollout.weights
         exported = load_file(tmp_path / "hf" / "model.safetensors")
         wide = expected_weights(actor)
@@ -111,14 +111,14 @@ def test_what_generates_and_what_is_exported_is_rounded_once(tmp_path: Path, dty
 def base_weights(actor: Any) -> dict[str, torch.Tensor]:
     return {
         name: weight.full_tensor().clone()
-        for name, weight in actor.module.named_parameters()
+        for name, weight in actor.backend.module.named_parameters()
         if ".base_layer." in name
     }
 
 
 def expected_weights(actor: Any) -> dict[str, torch.Tensor]:
     """base + 3 B A in float32, by the names of the model without adapters."""
-    whole = {name: weight.full_tensor() for name, weight in actor.module.named_parameters()}
+    whole = {name: weight.full_tensor() for name, weight in actor.backend.module.named_parameters()}
     layers = [
         n.removesuffix(".base_layer.weight") for n in whole if n.endswith(".base_layer.weight")
     ]

@@ -6,18 +6,17 @@ import json
 
 import pytest
 import torch
-from rlhf_training_scenarios import TEMPERATURE, config, facts, make, rollouts, weights_of
+from rlhf_training_scenarios import TEMPERATURE, config, facts, make, rollouts, train, weights_of
 
 from hybridengine import UsageError
 from hybridengine.rlhf.config.roles import Critic, Lora, Sharding
 from hybridengine.rlhf.config.schema import Model
 from hybridengine.rlhf.training import lora
 from hybridengine.rlhf.training.export import export_hf
+from hybridengine.rlhf.training.fsdp2 import Fsdp2
 from hybridengine.rlhf.training.loading import build_model
 from hybridengine.rlhf.training.models import strategy_of, weight_dtype
-from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.ppo import PolicyUpdate
 from hybridengine.rlhf.training.sharding import decoder_layers
 
 pytestmark = pytest.mark.python
@@ -165,11 +164,9 @@ def test_updates_with_dropout_repeat_however_the_process_has_drawn_before():
 
     def updated(seed, earlier_updates=0):
         module = lora.add_adapters(make(), Lora(rank=3, alpha=6.0, dropout=0.5), seed=2)
-        passes = Passes(module, made.actor, TEMPERATURE)
-        optimizer = ShardedAdamW(module, made.actor.optimizer, made.actor.lr)
-        optimizer.updates = earlier_updates
-        made.seed = seed
-        PolicyUpdate(passes, optimizer, made).update(rollouts())
+        backend = Fsdp2(module, made.actor, temperature=TEMPERATURE, seed=seed)
+        backend.optimizer.updates = earlier_updates
+        train(backend, made, rollouts())
         return weights_of(module)
 
     first = updated(seed=3)

@@ -17,7 +17,8 @@ from hybridengine.rlhf.training import memory
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.state import NotWritten, load_state, save_state
-from hybridengine.rlhf.training.supervised import PairUpdate, SupervisedUpdate
+from hybridengine.rlhf.training.stepping import Stepper
+from hybridengine.rlhf.training.supervised import NextTokenLoss, PairUpdate
 
 pytestmark = pytest.mark.python
 
@@ -85,7 +86,7 @@ def test_supervised(budget):
     module, oracle = make(), make()
     sharding = Sharding(dtype="float64", max_tokens_per_gpu=budget)
     adam = ShardedAdamW(module, Optimizer(eps=1e-3, grad_clip=None), 0.01)
-    found = SupervisedUpdate(Passes(module, sharding), adam).update(sft_batch())
+    found = Stepper(Passes(module, sharding), adam).run(sft_batch(), NextTokenLoss())
     total, count, oracle_adam = 0.0, 0, torch.optim.AdamW(oracle.parameters(), 0.01, eps=1e-3)
     for row in range(len(scenarios.LENGTHS)):
         one = sft_batch().select([row])
@@ -143,12 +144,12 @@ def test_training_goes_on_after_offloading():
     for offloads in (False, True):
         module = make()
         adam = ShardedAdamW(module, Optimizer(), 0.01)
-        update = SupervisedUpdate(Passes(module, Sharding(dtype="float64")), adam)
-        update.update(sft_batch())
+        stepper = Stepper(Passes(module, Sharding(dtype="float64")), adam)
+        stepper.run(sft_batch(), NextTokenLoss())
         if offloads:
             adam.offload_moments()
             adam.load_moments()
-        update.update(sft_batch())
+        stepper.run(sft_batch(), NextTokenLoss())
         weights.append(module.model.embed_tokens.weight)
     assert weights[0].equal(weights[1])
 

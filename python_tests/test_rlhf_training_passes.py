@@ -75,7 +75,7 @@ def test_equal_to_one_row_at_a_time(family, way, monkeypatch):
     sharding = Sharding(sequence_packing=way != "padded")
     passes = Passes(make(**FAMILIES[family]), sharding, TEMPERATURE)
     assert passes.packed == sharding.sequence_packing
-    found = passes.log_probs_and_entropy(batch, entropy_gradient=True)
+    found = passes.log_probs_and_entropy(batch, "gradient")
     for got, value in zip(found, expected, strict=True):
         torch.testing.assert_close(got, value, **CLOSE)
     close(gradients(passes.module, (torch.stack(found) * coefficients).sum()), wanted)
@@ -95,10 +95,10 @@ def test_attention_with_what_packing_does_not_compute_is_refused():
 def test_chunks_of_logits_change_nothing(monkeypatch):
     batch = rollouts()
     whole = Passes(make(), Sharding(), TEMPERATURE)
-    expected = whole.log_probs_and_entropy(batch, entropy_gradient=True)
+    expected = whole.log_probs_and_entropy(batch, "gradient")
     wanted = gradients(whole.module, expected[0].sum() + expected[1].sum())
     monkeypatch.setattr(forward, "CHUNK_ELEMS", 4 * scenarios.VOCAB + 1)
-    found = whole.log_probs_and_entropy(batch, entropy_gradient=True)
+    found = whole.log_probs_and_entropy(batch, "gradient")
     close(gradients(whole.module, found[0].sum() + found[1].sum()), wanted)
     torch.testing.assert_close(found[0], expected[0], **CLOSE)
 

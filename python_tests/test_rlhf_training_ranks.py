@@ -11,9 +11,8 @@ from rlhf_training_scenarios import config, make, rollouts, share, update
 from safetensors.torch import load_file
 
 from hybridengine.rlhf.config.schema import Model
+from hybridengine.rlhf.training.fsdp2 import Fsdp2
 from hybridengine.rlhf.training.loading import build_model
-from hybridengine.rlhf.training.optimizer import ShardedAdamW
-from hybridengine.rlhf.training.state import load_state
 
 pytestmark = [pytest.mark.python, pytest.mark.slow]
 
@@ -102,10 +101,9 @@ def test_training_goes_on_where_it_was_saved(folder, two, three):
     close = {"rtol": 1e-6, "atol": 2e-7}
     same_weights(three[2]["load"], expected, **close)
     made, module = config(), make(seed=2)
-    optimizer = ShardedAdamW(module, made.actor.optimizer, made.actor.lr)
-    load_state(folder / "state", module, optimizer)
-    passes = scenarios.Passes(module, made.actor, scenarios.TEMPERATURE)
-    scenarios.PolicyUpdate(passes, optimizer, made).update(rollouts())
+    backend = Fsdp2(module, made.actor, temperature=scenarios.TEMPERATURE)
+    backend.load(folder / "state")
+    scenarios.train(backend, made, rollouts())
     same_weights(scenarios.weights_of(module), expected, **close)
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["hf", "state"]
 

@@ -11,7 +11,14 @@ from hybridengine.rlhf.algorithms.controllers import KLController, kl_controller
 from hybridengine.rlhf.algorithms.groups import group_filter
 from hybridengine.rlhf.algorithms.kl import kl_estimator, over_kl_limit, with_unbiased_gradient
 from hybridengine.rlhf.algorithms.logits import entropy, nucleus, token_log_probs
-from hybridengine.rlhf.algorithms.moments import AllReduce, Moments, mean_and_var, sum_over, whiten
+from hybridengine.rlhf.algorithms.moments import (
+    AllReduce,
+    Moments,
+    explained_variance,
+    mean_and_var,
+    sum_over,
+    whiten,
+)
 from hybridengine.rlhf.algorithms.policy_losses import PolicyTerms, policy_loss
 from hybridengine.rlhf.algorithms.ratios import rollout_correction
 from hybridengine.rlhf.algorithms.shaping import overlong_penalty, token_rewards
@@ -29,6 +36,7 @@ __all__ = [
     "advantage",
     "aggregation",
     "entropy",
+    "explained_variance",
     "global_counts",
     "group_filter",
     "kl_controller",

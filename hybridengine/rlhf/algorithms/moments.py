@@ -6,6 +6,7 @@ and squared mean is never taken: its rounding can be larger than the variance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -80,3 +81,18 @@ def whiten(
     differ = ~(var <= (mean * _ROUNDING).square())  # NaN stays visible
     white = (values.detach().double() - mean) / (var + eps).sqrt()
     return torch.where(mask & differ, white, 0).to(widen(values).dtype)
+
+
+def explained_variance(
+    values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    all_reduce: AllReduce | None = None,
+) -> float:
+    """1 - var(returns - values) / var(returns) over the trainable tokens of all ranks; NaN where
+    all returns are equal. All [B, T]. Collective like `mean_and_var`."""
+    wide = returns.double()
+    left = mean_and_var(wide - values, mask, all_reduce=all_reduce).var
+    whole = mean_and_var(wide, mask, all_reduce=all_reduce).var
+    return float(1 - left / whole) if whole > 0 else math.nan

@@ -5,34 +5,34 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from hybridengine.rlhf.algorithms import explained_variance, sum_over
 from hybridengine.rlhf.batch import Batch
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
+from hybridengine.rlhf.roles.backends import Task, fsdp2, open_backend
 from hybridengine.rlhf.roles.progress import follow
 from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.split_scorer import SplitScorer
 from hybridengine.rlhf.roles.trained import TrainedRole, total_updates
 from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.ppo import ValueUpdate
+from hybridengine.rlhf.training.ppo import ValueLoss
 from hybridengine.rlhf.training.supervised import PairUpdate
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
 class CriticRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
-        super().__init__(context, config, config.critic)
-        critic = config.critic
-        self.hold("value", critic.path)
-        self._passes = self.make_passes()
-        self.optimizer = self.make_optimizer(critic.lr, total_updates(config, critic.ppo_epochs))
-        self._update = ValueUpdate(self._passes, self.optimizer, config, context.data_comm)
+        super().__init__(context, config)
+        self.section = critic = config.critic
+        updates = total_updates(config, critic.ppo_epochs)
+        task = Task("value", critic, critic.path, total_steps=updates)
+        self.backend = open_backend(context, config, task)
 
     @dispatch("by_place", returns="reference")
     def values(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """The columns values and last_values."""
         began = time.perf_counter()
-        self.wake()
-        values, last_values = self._passes.values(batch)
+        values, last_values = self.backend.values(batch)
         columns = Batch(batch.lengths, {"values": values}, {"last_values": last_values})
         return columns, {"seconds": time.perf_counter() - began}
 
@@ -41,8 +41,12 @@ class CriticRole(TrainedRole):
         """The optimizer steps of one step of training; means over all ranks."""
         peak = self.peak_flops()
         began = time.perf_counter()
-        metrics = self._update.update(batch)
-        return {**metrics, "peak": peak, "seconds": time.perf_counter() - began}
+        columns = (batch[name][None] for name in ("values", "returns", "mask"))
+        explained = explained_variance(*columns, all_reduce=sum_over(self.context.data_comm))
+        loss = ValueLoss(self.config.algorithm)
+        metrics = self.backend.update(batch, loss, self.config.critic.ppo_epochs)
+        metrics |= {"explained_variance": explained, "peak": peak}
+        return {**metrics, "seconds": time.perf_counter() - began}
 
 
 class RewardModelRole(Role):
@@ -86,10 +90,12 @@ class RewardTrainRole(TrainedRole):
     """A reward model that is fitted to pairs, with the options of the section critic."""
 
     def __init__(self, context: RankContext, config: Config) -> None:
-        super().__init__(context, config, config.critic)
-        self.hold("classifier")
-        self.optimizer = self.make_optimizer(config.critic.lr, config.trainer.steps)
-        self._update = PairUpdate(self.make_passes(), self.optimizer, context.data_comm)
+        super().__init__(context, config)
+        self.section = config.critic
+        task = Task("classifier", config.critic, total_steps=config.trainer.steps)
+        self.backend = model = fsdp2(context, config, task)
+        assert model.optimizer is not None
+        self._update = PairUpdate(model.passes, model.optimizer, context.data_comm)
 
     @dispatch("by_place")
     def update(self, pairs: tuple[Batch, Batch]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,53 +15,44 @@ from hybridengine.rlhf.config.role_names import actor_is_reference, measures_kl
 from hybridengine.rlhf.config.roles import Sharding
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.roles.advantages import with_advantages
-from hybridengine.rlhf.roles.ends import engines, shards, spec_of
+from hybridengine.rlhf.roles.backends import Task, open_backend
+from hybridengine.rlhf.roles.ends import engines, shards
 from hybridengine.rlhf.roles.mismatch import mismatch
-from hybridengine.rlhf.roles.sharded import sharded_model
 from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, Weights, open_store
-from hybridengine.rlhf.training.lora import fold_adapters, merged_tensors, without_adapters
 from hybridengine.rlhf.training.optimizer import local
-from hybridengine.rlhf.training.passes import Passes
-from hybridengine.rlhf.training.ppo import PolicyUpdate
-from hybridengine.rlhf.training.state import load_state, save_state
-from hybridengine.rlhf.training.supervised import SupervisedUpdate
+from hybridengine.rlhf.training.ppo import PolicyLoss
+from hybridengine.rlhf.training.supervised import NextTokenLoss
 from hybridengine.rlhf.workers import RankContext, Role, dispatch
 
 
 class ActorRole(TrainedRole):
     def __init__(self, context: RankContext, config: Config) -> None:
-        super().__init__(context, config, config.actor)
-        actor = config.actor
-        self.hold("policy", lora=actor.lora)
-        self.passes = self.make_passes(config.rollout.temperature)
-        updates = total_updates(config, actor.ppo_epochs, config.critic.warmup_steps)
-        self.optimizer = self.make_optimizer(actor.lr, updates)
+        super().__init__(context, config)
+        self.section = config.actor
+        updates = total_updates(config, config.actor.ppo_epochs, config.critic.warmup_steps)
+        task = Task(
+            "policy",
+            config.actor,
+            temperature=config.rollout.temperature,
+            total_steps=updates,
+        )
+        self.backend = open_backend(context, config, task)
         self._algorithm = config.algorithm.model_copy(
             update={"rollout_correction": correction_of(config)}
         )
-        self._update = PolicyUpdate(self.passes, self.optimizer, config, context.data_comm)
-        self._merged = merged_tensors(self.module) if actor.lora.enable else None
         self._transfer: Transfer | None = None
-        self._supervised: SupervisedUpdate | None = None
 
     @dispatch("by_place")
     def supervise(self, batch: Batch) -> dict[str, float]:
         """One optimizer step of the warm-up on this rank's rows (ids, mask)."""
-        if self._supervised is None:
-            optimizer = self.make_steady_optimizer(self.config.warmup.lr)
-            passes = self.make_passes()
-            comm, seed = self.context.comm, self.config.seed
-            self._supervised = SupervisedUpdate(passes, optimizer, comm, seed)
-        return self._supervised.update(batch)
+        return self.backend.warm_up(batch, NextTokenLoss(), self.config.warmup.lr)
 
     @dispatch(collect="none")
     def end_warm_up(self) -> None:
         """Frees the moments of the warm-up. What adapters have learned goes into the weights below
         them, so that without them the policy is the one from which training begins."""
-        self._supervised = None
-        fold_adapters(self.module)
-        self.optimizer.masters.take_in()
+        self.backend.end_warm_up()
 
     @dispatch("by_place", returns="reference")
     def prepare(self, shard: tuple[Batch, dict[str, list[Any]]]) -> tuple[Batch, dict[str, Any]]:
@@ -68,15 +60,13 @@ class ActorRole(TrainedRole):
         old_log_probs; where adapters train and the KL is measured ref_log_probs too, without the
         adapters."""
         began = time.perf_counter()
-        self.wake()
         batch, columns = shard
         rows = {name: torch.tensor(column) for name, column in columns.items()}
         batch = batch.with_rows(**rows)
         if "old_log_probs" not in batch:
-            batch = batch.with_tokens(old_log_probs=self.passes.log_probs(batch))
+            batch = batch.with_tokens(old_log_probs=self.backend.log_probs(batch))
         if measures_kl(self.config) and actor_is_reference(self.config):
-            with without_adapters(self.module):
-                batch = batch.with_tokens(ref_log_probs=self.passes.log_probs(batch))
+            batch = batch.with_tokens(ref_log_probs=self.backend.log_probs(batch, base=True))
         return batch, {"seconds": time.perf_counter() - began}
 
     @dispatch("by_place", returns="reference")
@@ -103,7 +93,8 @@ class ActorRole(TrainedRole):
         """The optimizer steps of one step of training; means over all ranks."""
         peak = self.peak_flops()
         began = time.perf_counter()
-        metrics = self._update.update(batch, kl_coef=kl_coef)
+        loss = PolicyLoss(self._algorithm, kl_coef)
+        metrics = self.backend.update(batch, loss, self.config.actor.ppo_epochs)
         return {**metrics, "peak": peak, "seconds": time.perf_counter() - began}
 
     @dispatch(collect="first")
@@ -115,7 +106,7 @@ class ActorRole(TrainedRole):
     @dispatch(collect="none")
     def connect(self, meeting: Meeting) -> None:
         comm = meeting.join(self.context.rank, self._store)
-        spec = spec_of(self.module, self.config.actor)
+        spec = self.backend.weights().spec
         theirs = engines(self.config, spec, meeting.rollout_ranks, comm.world)
         self._transfer = Transfer(
             comm,
@@ -130,14 +121,13 @@ class ActorRole(TrainedRole):
         assert self._transfer is not None, "connect() comes first"
         return self._transfer.run()
 
-    def source(self) -> torch.nn.Module | dict[str, torch.Tensor]:
-        """The shards that a transfer reads: the module's, or with adapters merged ones."""
-        return self.module if self._merged is None else self._merged
+    def source(self) -> Mapping[str, torch.Tensor]:
+        """The shards that a transfer reads."""
+        return self.backend.weights().tensors
 
     def refresh_source(self) -> None:
         """Brings source() up to date, where it is not the weights themselves."""
-        if self._merged is not None:
-            merged_tensors(self.module, self._merged)
+        self.backend.weights()
 
 
 class ReferenceRole(Role):
@@ -148,34 +138,34 @@ class ReferenceRole(Role):
         super().__init__(context, config)
         offload = {"param_offload": config.reference.param_offload}
         sharding = _sharding_of(config).model_copy(update=offload)
-        path = config.reference.path
-        self.module = sharded_model(context, config, "policy", sharding, path, trains=False)
-        self._passes = Passes(self.module, sharding, config.rollout.temperature, comm=context.comm)
+        temperature = config.rollout.temperature
+        task = Task("policy", sharding, config.reference.path, temperature)
+        self.backend = open_backend(context, config, task)
 
     @dispatch(collect="none")
     def freeze(self) -> None:
         """Takes the actor's weights as they are now, shard by shard: both are cut the same way."""
         if self.config.reference.path is None:
             actor: Any = self.context.roles["actor"]
-            pairs = zip(actor.module.parameters(), self.module.parameters(), strict=True)
+            ours = self.backend.weights().tensors
             with torch.no_grad():
-                for theirs, ours in pairs:
-                    local(ours).copy_(local(theirs))
+                for name, theirs in actor.source().items():
+                    local(ours[name]).copy_(local(theirs))
 
     @dispatch(collect="first")
     def save(self, folder: str) -> str:
         """Returns why it could not be written, nothing where it was."""
-        return reason(lambda: save_state(folder, self.module, None, self.context.progress))
+        return reason(lambda: self.backend.save(folder))
 
     @dispatch(collect="none")
     def restore(self, folder: str) -> None:
-        load_state(folder, self.module, None, self.context.progress)
+        self.backend.load(folder)
 
     @dispatch("by_place", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """The column ref_log_probs."""
         began = time.perf_counter()
-        columns = {"ref_log_probs": self._passes.log_probs(batch)}
+        columns = {"ref_log_probs": self.backend.log_probs(batch)}
         return Batch(batch.lengths, columns), {"seconds": time.perf_counter() - began}
 
 

@@ -119,18 +119,13 @@ class Passes:
         return out
 
     def log_probs_and_entropy(
-        self, micro: Batch, *, entropy_gradient: bool = False
+        self, micro: Batch, entropy: forward.Spread = "value"
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Both [N], of one micro-batch, with gradient; 0 where the mask is false. Collective.
 
-        The entropy has a gradient only if asked for.
+        The entropy has a gradient, or is 0 and costs nothing, as `entropy` says.
         """
-        log_probs, spread = self._run(
-            forward.policy_outputs,
-            micro,
-            self.temperature,
-            "gradient" if entropy_gradient else "value",
-        )
+        log_probs, spread = self._run(forward.policy_outputs, micro, self.temperature, entropy)
         return log_probs, spread
 
     def log_probs_of(self, micro: Batch) -> torch.Tensor:

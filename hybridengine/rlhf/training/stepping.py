@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hybridengine.collective import collectives
 from hybridengine.comm import Communicator
-from hybridengine.rlhf.algorithms import AllReduce, Counts, global_counts, sum_over
+from hybridengine.rlhf.algorithms import AllReduce, Counts, global_counts, over_kl_limit, sum_over
 from hybridengine.rlhf.algorithms.moments import reduced
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.training.backend import Objective, Terms
 from hybridengine.rlhf.training.flops import UpdateCost
 from hybridengine.rlhf.training.lora import adapter_dropout
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.sharding import set_gradient_sync
-
-LossOf = Callable[[Batch, Counts], torch.Tensor]
 
 
 def reduction_over(comm: Communicator | None) -> AllReduce | None:
@@ -70,6 +70,52 @@ class Sums:
         return dict(zip(names, reduced(mine, all_reduce).tolist(), strict=True))
 
 
+class Seen:
+    """What an update saw of its micro-batches, by the metrics of `loss`."""
+
+    def __init__(self, loss: Objective) -> None:
+        self._objective, self._sums = loss, Sums()
+        self._largest = torch.zeros(len(loss.maxima), dtype=torch.float64)
+        self._kl = list[torch.Tensor]()  # of the mini-batch that runs
+        self._stepped = False
+
+    def noted(self, terms: Terms, counted: torch.Tensor) -> torch.Tensor:
+        """The loss of `terms`, of a micro-batch with `counted` trainable tokens."""
+        self._sums.add(seen=counted, **terms.sums)
+        if terms.kl is not None and self._objective.kl_limit is not None:
+            self._kl.append(terms.kl)
+        if not self._stepped and terms.largest:
+            found = [terms.largest[name].double().cpu() for name in self._objective.maxima]
+            self._largest = torch.maximum(self._largest, torch.stack(found))
+        return terms.loss
+
+    def ends_the_update(self, all_reduce: AllReduce | None) -> bool:
+        """Whether the mini-batch that ended is further from the policy that sampled than allowed.
+        Collective with a limit."""
+        self._stepped, limit = True, self._objective.kl_limit
+        if limit is None:
+            return False
+        kl, self._kl = torch.cat(self._kl)[None].cpu(), []
+        return over_kl_limit(kl, torch.ones_like(kl).bool(), limit=limit, all_reduce=all_reduce)
+
+    def add(self, **sums: float) -> None:
+        """The loss of a mini-batch on this rank, and what it took."""
+        self._sums.add(**sums)
+
+    def over_ranks(self, comm: Communicator | None) -> dict[str, float]:
+        """The sums of what was added, and the metrics of the loss. Collective."""
+        added, means = ("loss", "flops", "processed"), self._objective.means
+        sums = self._sums.over_ranks((*added, "seen", *means), reduction_over(comm))
+        if comm is not None and len(self._largest):
+            collectives.all_reduce(self._largest, "max", comm=comm)
+        seen = max(1.0, sums["seen"])
+        return {
+            **{name: sums[name] for name in added},
+            **{name: sums[name] / seen for name in means},
+            **dict(zip(self._objective.maxima, self._largest.tolist(), strict=True)),
+        }
+
+
 class Stepper:
     """Runs one batch as epochs of mini-batches, one optimizer step each.
 
@@ -82,43 +128,39 @@ class Stepper:
         self.all_reduce = reduction_over(passes.comm)
         self._cost = UpdateCost.of(passes.module)
 
-    def run(
-        self,
-        batch: Batch,
-        epochs: int,
-        loss_of: LossOf,
-        stop_before_step: Callable[[], bool] = lambda: False,
-    ) -> dict[str, float]:
-        """Trains on `batch` and returns loss, grad_norm, lr, tokens, updates, skipped, stopped,
-        micro_batches, flops (of the model) and processed (tokens of rows, over all passes), the
-        same on every rank. Collective.
+    def run(self, batch: Batch, loss: Objective, epochs: int = 1) -> dict[str, float]:
+        """Trains on `batch` (ids, mask, mini_batch if there are several, and the columns of the
+        loss) and returns loss, grad_norm, lr, tokens, updates, skipped, stopped, micro_batches,
+        flops (of the model) and processed (tokens of rows, over all passes), and the metrics of
+        `loss`, the same on every rank. Collective.
 
-        `loss_of(micro, counts)` gives a micro-batch's part of the loss of its mini-batch, which has
-        `counts`. `stop_before_step` is asked after each mini-batch; if it says yes, on all ranks,
-        the gradient is dropped and the rest left out.
+        Where the mean KL of a mini-batch is above the limit of the loss, on all ranks alike, its
+        gradient is dropped and the rest left out.
         """
-        plan = self._plan(batch)
-        losses, norms, lr, stopped = Sums(), [], 0.0, False
+        plan = self._plan(batch.keep("ids", "mask", "mini_batch", *loss.columns))
+        seen = Seen(loss)
+        norms, lr, stopped = list[float](), 0.0, False
         updates, skipped = self.optimizer.updates, self.optimizer.skipped
         num_losses = num_micros = 0
         for micros, counts in plan * epochs:
 
             def part(micro: Batch, counts: Counts = counts) -> torch.Tensor:
-                return loss_of(micro, counts)
+                return seen.noted(self._terms(loss, micro, counts), counted=micro["mask"].sum())
 
             with adapter_dropout(self.passes.module, self._dropout_seed()):
-                losses.add(loss=accumulate_gradients(self.passes, micros, part, self.optimizer))
-            losses.add(**self._work(micros))
+                total = accumulate_gradients(self.passes, micros, part, self.optimizer)
+            seen.add(loss=total, **self._work(micros))
             num_losses, num_micros = num_losses + 1, num_micros + len(micros)
-            if stopped := stop_before_step():
+            if stopped := seen.ends_the_update(self.all_reduce):
                 self.optimizer.zero_grad()
                 break
             lr = self.optimizer.lr
             norms.append(self.optimizer.step(self.optimizer.options.grad_clip))
         finite = [norm for norm in norms if math.isfinite(norm)]
-        total = losses.over_ranks(["loss", "flops", "processed"], self.all_reduce)
+        sums = seen.over_ranks(self.passes.comm)
         return {
-            "loss": total["loss"] / max(1, num_losses),
+            **sums,
+            "loss": sums["loss"] / max(1, num_losses),
             "grad_norm": sum(finite) / max(1, len(finite)),
             "lr": lr,
             "tokens": float(sum(counts.tokens for _, counts in plan)),
@@ -126,8 +168,6 @@ class Stepper:
             "skipped": float(self.optimizer.skipped - skipped),
             "stopped": float(stopped),
             "micro_batches": float(num_micros),
-            "flops": total["flops"],
-            "processed": total["processed"],
         }
 
     def _work(self, micros: Sequence[Batch]) -> dict[str, float]:
@@ -138,6 +178,14 @@ class Stepper:
             "flops": sum(self._cost.flops(micro.lengths, count) for micro, count in pairs),
             "processed": float(sum(int(micro.lengths.sum()) for micro in micros)),
         }
+
+    def _terms(self, loss: Objective, micro: Batch, counts: Counts) -> Terms:
+        """What `loss` makes of the model's outputs for a micro-batch."""
+        if loss.head == "value":
+            return loss(micro.pad(self.passes.values_of(micro)), micro, counts)
+        flat = self.passes.log_probs_and_entropy(micro, loss.entropy)
+        log_probs, entropy = (micro.pad(each) for each in flat)
+        return loss(log_probs, entropy, micro, counts)
 
     def _dropout_seed(self) -> tuple[int, int, int]:
         """Another for every optimizer step, of which a checkpoint knows how many there were."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
@@ -10,44 +12,29 @@ from hybridengine.comm import Communicator
 from hybridengine.rlhf.algorithms import Counts, aggregation
 from hybridengine.rlhf.algorithms.moments import reduced
 from hybridengine.rlhf.batch import Batch
+from hybridengine.rlhf.training.backend import Terms
+from hybridengine.rlhf.training.forward import Spread
 from hybridengine.rlhf.training.optimizer import ShardedAdamW
 from hybridengine.rlhf.training.passes import Passes
 from hybridengine.rlhf.training.sharding import free_whole_weights
-from hybridengine.rlhf.training.stepping import (
-    Stepper,
-    Sums,
-    accumulate_gradients,
-    reduction_over,
-)
+from hybridengine.rlhf.training.stepping import Sums, accumulate_gradients, reduction_over
 
 
-class SupervisedUpdate:
-    """Cross entropy of the tokens in the mask, each weighing the same over all ranks.
+class NextTokenLoss:
+    """Cross entropy of the tokens in the mask, each weighing the same over all ranks."""
 
-    `passes` should have temperature 1, unless the model is meant to be sampled at another.
-    """
+    head: Literal["policy"] = "policy"
+    entropy: Spread = "none"
+    columns: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
+    maxima: tuple[str, ...] = ()
+    kl_limit: float | None = None
 
-    def __init__(
-        self,
-        passes: Passes,
-        optimizer: ShardedAdamW,
-        comm: Communicator | None = None,
-        seed: int = 0,
-    ) -> None:
-        """`seed`: of the dropout before adapters, where there are any."""
-        self._passes, self._comm = passes, comm
-        self._stepper = Stepper(passes, optimizer, seed)
-        self._aggregate = aggregation.get("token-mean")
-
-    def update(self, batch: Batch) -> dict[str, float]:
-        """One step for each mini-batch of `batch` (ids, mask), all in one without the column
-        mini_batch. Returns what Stepper.run does. Collective."""
-        return self._stepper.run(batch.keep("ids", "mask", "mini_batch"), 1, self._loss_of)
-
-    def _loss_of(self, micro: Batch, counts: Counts) -> torch.Tensor:
-        log_probs = micro.pad(self._passes.log_probs_of(micro))
+    def __call__(
+        self, log_probs: torch.Tensor, entropy: torch.Tensor, micro: Batch, counts: Counts
+    ) -> Terms:
         mask = micro.padded("mask").to(log_probs.device)
-        return self._aggregate(-log_probs, mask, counts)
+        return Terms(aggregation.get("token-mean")(-log_probs, mask, counts))
 
 
 class PairUpdate:
