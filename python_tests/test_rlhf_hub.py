@@ -157,6 +157,6 @@ def test_all_of_a_run_by_ids(cache: Path, tmp_path: Path) -> None:
         steps.sync(0, Clock())
         scored, _ = source.rollouts(steps, Clock())
         roles.reward.close()
-        found = roles.actor.role.module.state_dict()["model.norm.weight"].full_tensor()
+        found = roles.actor.role.backend.module.state_dict()["model.norm.weight"].full_tensor()
     assert len(scored.rows) == 20
     assert torch.equal(found, model.state_dict()["model.norm.weight"].to(found.dtype))

@@ -72,24 +72,28 @@ def test_bytes_checkpoint_and_export(tmp_path: Path) -> None:
     arguments = [*SMALL, *_NARROW, "trainer.ranks=1", "trainer.hf_dtype=float32"]
     with rlhf_local_roles.one_rank(tmp_path) as context:
         actor = ActorRole(context, load_config(arguments))
-        weights = sum(each.numel() for each in actor.module.parameters())
-        assert sum(local(each).nbytes for each in actor.module.parameters()) == 2 * weights
-        masters = [actor.optimizer.masters.of(each) for each in actor.module.parameters()]
-        moments = [each for n, each in actor.optimizer.state_dict().items() if ".exp_avg" in n]
+        weights = sum(each.numel() for each in actor.backend.module.parameters())
+        assert sum(local(each).nbytes for each in actor.backend.module.parameters()) == 2 * weights
+        masters = [
+            actor.backend.optimizer.masters.of(each) for each in actor.backend.module.parameters()
+        ]
+        moments = [
+            each for n, each in actor.backend.optimizer.state_dict().items() if ".exp_avg" in n
+        ]
         assert sum(local(each).nbytes for each in (*masters, *moments)) == 12 * weights
         generator = torch.Generator().manual_seed(0)
         for each in masters:
             local(each).add_(1e-3 * torch.randn(local(each).shape, generator=generator))
-        actor.optimizer.masters.write()
+        actor.backend.optimizer.masters.write()
         expected = [local(each).clone() for each in masters]
         assert actor.save(str(tmp_path / "state")) == actor.export(str(tmp_path / "hf")) == ""
         for each in masters:
             local(each).zero_()
         actor.restore(str(tmp_path / "state"))
-        pairs = zip(actor.module.named_parameters(), expected, strict=True)
+        pairs = zip(actor.backend.module.named_parameters(), expected, strict=True)
         exported = load_file(tmp_path / "hf" / "model.safetensors")
         for (name, shard), whole in pairs:
-            assert local(actor.optimizer.masters.of(shard)).equal(whole)
+            assert local(actor.backend.optimizer.masters.of(shard)).equal(whole)
             assert local(shard).equal(whole.bfloat16()) and exported[name].equal(whole), name
 
 

@@ -97,7 +97,8 @@ class Backend(Protocol):
         """One optimizer step for each mini-batch that has trainable tokens, `epochs` times.
 
         Returns, the same on every rank, loss, grad_norm, lr, tokens, updates, skipped, stopped and
-        micro_batches, and the metrics of the loss."""
+        micro_batches, flops (of the model) and processed (tokens of rows), both over all passes,
+        and the metrics of the loss."""
 
     def warm_up(self, batch: Batch, loss: Objective, lr: float) -> dict[str, float]:
         """An update without temperature and with moments of its own, kept until end_warm_up()."""
