@@ -114,7 +114,7 @@ def build(comm: Communicator, folder: str) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     kept = sum(
         sum(each.to_local().nbytes for each in module.parameters())
-        for module in (roles["actor"].module, roles["reference"].module)
+        for module in (roles["actor"].backend.module, roles["reference"].backend.module)
     )
     kept += sum(each.nbytes for each in rollout.weights.values())
     wrong = _num_wrong(Path(folder) / "model", rollout.weights)

@@ -14,6 +14,7 @@ from hybridengine.rlhf.config.loading import load_config
 from hybridengine.rlhf.config.schema import Config
 from hybridengine.rlhf.trainer.footprint import Footprint, footprints, table
 from hybridengine.rlhf.training.loading import build_model
+from hybridengine.rlhf.training.lora import has_adapters
 from hybridengine.rlhf.training.models import shard_dtype
 from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.sharding import shard
@@ -42,11 +43,12 @@ def test_bytes_are_those_that_roles_hold(tmp_path: Path, overrides: list[str]) -
         for name in ("actor", "critic", "reference"):
             if name not in told:
                 continue
-            role = context.roles[name]
+            role = context.roles[name].backend
             held = sum(local(each).nbytes for each in role.module.parameters())
-            if name == "actor" and role._merged is not None:
+            if has_adapters(role.module):
                 own = {id(each) for each in role.module.parameters()}
-                held += sum(local(t).nbytes for t in role._merged.values() if id(t) not in own)
+                merged = role.weights().tensors.values()
+                held += sum(local(t).nbytes for t in merged if id(t) not in own)
             assert held == told[name].weights, name
             if name == "reference":
                 continue
