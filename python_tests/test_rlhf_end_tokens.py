@@ -63,12 +63,15 @@ def test_responses_of_a_run_end_with_any_of_them(checkpoint, tmp_path):
     listed = list(range(3, 64))
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
     config = _config(checkpoint, "rollout.stop_token_ids=[100, 101, 102, 103]")
-    prompts = as_rows([[70, 71]] * 64, [[]] * 64).with_rows(
-        sample_id=torch.arange(64), group=torch.arange(64)
+    samples = ("prompt", "ground_truth", "data_source", "extra", "where")
+    prompts = (
+        as_rows([[70, 71]] * 64, [[]] * 64)
+        .with_rows(sample_id=torch.arange(64), group=torch.arange(64))
+        .with_objects(**{name: [""] * 64 for name in samples})
     )
     with rlhf_local_roles.one_rank(tmp_path) as context:
         roles = rlhf_local_roles.local_roles(context, config)
-        roles.rollout.sync()
+        roles.rollout.sync(0)
         (found,) = roles.rollout.generate([prompts])
         rows = found.ref.value
     ends = {_EOS, *listed, 100, 101, 102, 103}
