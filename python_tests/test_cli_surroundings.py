@@ -1,6 +1,7 @@
 """The command in odd surroundings: streams, folders, descriptors, homes. One line, a documented
 exit code, and no traceback for what lies outside of the program."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -23,8 +24,11 @@ _PLAN = "plan --model smollm2-135m --src 'fsdp2(6)' --dst 'vllm(tp=3)'"
 
 
 def shell(line: str, **options) -> tuple[int, str, str]:
+    # Whether Python buffers stdout decides which write fails: not for the machine to say.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line.replace("HE", _COMMAND)],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -37,7 +41,8 @@ def shell(line: str, **options) -> tuple[int, str, str]:
     ("line", "code", "words"),
     [
         (f"HE {_PLAN} >&-", 2, "stdout is closed. Redirect it to a file, or to /dev/null."),
-        (f"HE {_PLAN} >/dev/full", 3, "stdout or a file: No space left on device."),
+        (f"HE {_PLAN} >/dev/full", 3, "stdout takes no more: No space left on device."),
+        (f"PYTHONUNBUFFERED=1 HE {_PLAN} >/dev/full", 3, "stdout or a file: No space left"),
         (f"HE {_PLAN} --json /dev/full", 2, "cannot write /dev/full: No space left on device."),
         ("HE train --print-config >/dev/full", 3, "stdout or a file: No space left on device."),
         ("ulimit -n 12; HE bench send_recv -b 1M -e 1M", 3, "too many open files: `ulimit -n` is"),
@@ -60,6 +65,7 @@ def test_what_the_surroundings_refuse_is_one_line(tmp_path, line, code, words):
         (f"LC_ALL=C PYTHONIOENCODING=ascii HE {_PLAN}", 0),
         ("PYTHONIOENCODING=ascii HE train --help", 0),
         (f"PYTHONIOENCODING=ascii HE {_PLAN} >/dev/full 2>/dev/full", 3),
+        (f"PYTHONUNBUFFERED=1 HE {_PLAN} >/dev/full 2>/dev/full", 3),
     ],
 )
 def test_other_streams_are_no_hindrance(line, code):

@@ -51,7 +51,8 @@ def main(name: str, make_end: Callable[[str, Any], Any], modules: list[str]) -> 
         except Exception as error:  # whatever a rival's library raises belongs into the table
             row["error"] = f"{type(error).__name__}: {error}"
         sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+        sys.stdout.flush()  # a row at a time
+    sys.stdout.flush()  # what is missing
     os._exit(0)  # threads of a library may never end
 
 

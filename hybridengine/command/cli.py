@@ -32,7 +32,7 @@ from hybridengine.command.patience import with_patience
 from hybridengine.command.progress import show_phases
 from hybridengine.command.refusals import refusal
 from hybridengine.command.signals import ended_by, unwind_on_signals
-from hybridengine.command.streams import open_streams, stdout_error
+from hybridengine.command.streams import open_streams, unwritten
 from hybridengine.command.visible import visible, wrapped
 from hybridengine.launch import run_local
 from hybridengine.layouts.planning import Plan, bind_both, plan
@@ -105,8 +105,8 @@ def run(arguments: list[str]) -> int:
     """The exit code of a command line. Raises what is a bug."""
     try:
         code = _run_app(arguments)
-        unwritten = stdout_error()
-        return code if unwritten is None else _unwritten(unwritten)
+        error = unwritten(sys.stdout)
+        return code if error is None else _unread(error)
     except CommandLineError as error:
         return _stop(USAGE, wrong_call(error, arguments))
     except UsageError as error:
@@ -149,9 +149,9 @@ def _run_app(arguments: list[str]) -> int:
 
 
 def _refused(error: OSError) -> int:
-    unwritten = stdout_error()
-    if unwritten is not None or isinstance(error, BrokenPipeError):
-        return _unwritten(error if unwritten is None else unwritten)
+    first = unwritten(sys.stdout)
+    if first is not None or isinstance(error, BrokenPipeError):
+        return _unread(first or error)
     text = refusal(error)
     if text is None:
         raise error
@@ -159,7 +159,7 @@ def _refused(error: OSError) -> int:
     return _stop(FAILED, text)
 
 
-def _unwritten(error: OSError) -> int:
+def _unread(error: OSError) -> int:
     """Nobody reads stdout any more, as behind `| head`, or it is full."""
     if isinstance(error, BrokenPipeError):
         return _UNREAD
@@ -369,4 +369,5 @@ def _stop(code: int, reason: str) -> int:
         line = wrapped(line, console.width)
     with contextlib.suppress(OSError):  # a stderr that takes nothing
         console.print(Text(line, style="red"), soft_wrap=True)
+    unwritten(sys.stderr)
     return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
 from hybridengine._core import UsageError
 
@@ -25,13 +26,14 @@ def open_streams() -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def stdout_error() -> OSError | None:
-    """What hinders stdout from taking what was written; it is dropped then."""
+def unwritten(stream: TextIO) -> OSError | None:
+    """What hinders stdout or stderr from taking what was written; it is dropped then, or the end of
+    the interpreter would try once more and change the exit code."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError as error:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
         return error
     return None
