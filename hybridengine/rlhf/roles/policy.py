@@ -18,12 +18,12 @@ from hybridengine.rlhf.roles.advantages import with_advantages
 from hybridengine.rlhf.roles.backends import Task, open_backend
 from hybridengine.rlhf.roles.ends import engines, shards
 from hybridengine.rlhf.roles.mismatch import mismatch
-from hybridengine.rlhf.roles.trained import TrainedRole, reason, total_updates
+from hybridengine.rlhf.roles.trained import KeptRole, TrainedRole, total_updates
 from hybridengine.rlhf.roles.transfer import Meeting, Transfer, Weights, open_store
 from hybridengine.rlhf.training.optimizer import local
 from hybridengine.rlhf.training.ppo import PolicyLoss
 from hybridengine.rlhf.training.supervised import NextTokenLoss
-from hybridengine.rlhf.workers import RankContext, Role, dispatch
+from hybridengine.rlhf.workers import RankContext, dispatch
 
 
 class ActorRole(TrainedRole):
@@ -106,31 +106,28 @@ class ActorRole(TrainedRole):
     @dispatch(collect="none")
     def connect(self, meeting: Meeting) -> None:
         comm = meeting.join(self.context.rank, self._store)
-        spec = self.backend.weights().spec
-        theirs = engines(self.config, spec, meeting.rollout_ranks, comm.world)
+        held = self.backend.weights()
+        theirs = engines(self.config, held.spec, meeting.rollout_ranks, comm.world)
         self._transfer = Transfer(
             comm,
-            src=Weights(shards(spec, meeting.actor_ranks), self.source()),
+            src=Weights(shards(held.spec, meeting.actor_ranks), held.tensors),
             dst=Weights(theirs, None),
         )
 
     @dispatch()
     def send(self) -> dict[str, float]:
         """This rank's end of a transfer to a rollout in a pool of its own."""
-        self.refresh_source()
+        self.source()
         assert self._transfer is not None, "connect() comes first"
         return self._transfer.run()
 
     def source(self) -> Mapping[str, torch.Tensor]:
-        """The shards that a transfer reads."""
+        """The shards that a transfer reads, brought up to date where they are not the weights
+        themselves."""
         return self.backend.weights().tensors
 
-    def refresh_source(self) -> None:
-        """Brings source() up to date, where it is not the weights themselves."""
-        self.backend.weights()
 
-
-class ReferenceRole(Role):
+class ReferenceRole(KeptRole):
     """The policy that the KL is measured to: of `reference.path`, or the actor as it was when
     freeze() was called."""
 
@@ -151,15 +148,6 @@ class ReferenceRole(Role):
             with torch.no_grad():
                 for name, theirs in actor.source().items():
                     local(ours[name]).copy_(local(theirs))
-
-    @dispatch(collect="first")
-    def save(self, folder: str) -> str:
-        """Returns why it could not be written, nothing where it was."""
-        return reason(lambda: self.backend.save(folder))
-
-    @dispatch(collect="none")
-    def restore(self, folder: str) -> None:
-        self.backend.load(folder)
 
     @dispatch("by_place", returns="reference")
     def log_probs(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:

@@ -88,7 +88,7 @@ class RolloutRole(Role):
             self.connect(None)
         assert self._transfer is not None
         if actor is not None:
-            actor.refresh_source()
+            actor.source()
         facts = self._transfer.run()
         self._engine.load_weights(self.weights, version)
         return {

@@ -1,4 +1,4 @@
-"""trained: what roles that train have in common: a backend, its memory, and checkpoints."""
+"""trained: what roles with a backend have in common: checkpoints; those that train also export."""
 
 from __future__ import annotations
 
@@ -16,11 +16,26 @@ from hybridengine.rlhf.training.state import NotWritten
 from hybridengine.rlhf.workers import Role, dispatch
 
 
-class TrainedRole(Role):
-    """`section` of the config says how it trains; `backend` trains it."""
+class KeptRole(Role):
+    """One whose `backend` is part of a checkpoint."""
+
+    backend: Backend
+
+    @dispatch(collect="first")
+    def save(self, folder: str) -> str:
+        """What restore() goes on from. Returns why it could not be written, nothing where it was:
+        a full disk is no fault of a rank, and ends none."""
+        return reason(lambda: self.backend.save(folder))
+
+    @dispatch(collect="none")
+    def restore(self, folder: str) -> None:
+        self.backend.load(folder)
+
+
+class TrainedRole(KeptRole):
+    """`section` of the config says how it trains."""
 
     section: Actor | Critic
-    backend: Backend
 
     def peak_flops(self) -> float:
         """FLOPs a second that this rank could reach."""
@@ -33,16 +48,6 @@ class TrainedRole(Role):
         """Moves what only training needs to host memory, until the next update. The weights stay:
         they are what a transfer reads."""
         self.backend.offload()
-
-    @dispatch(collect="first")
-    def save(self, folder: str) -> str:
-        """What restore() goes on from. Returns why it could not be written, nothing where it was:
-        a full disk is no fault of a rank, and ends none."""
-        return reason(lambda: self.backend.save(folder))
-
-    @dispatch(collect="none")
-    def restore(self, folder: str) -> None:
-        self.backend.load(folder)
 
     @dispatch(collect="first")
     def export(self, folder: str) -> str:
